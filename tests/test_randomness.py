@@ -56,7 +56,7 @@ def test_neighbouring_keys_are_uncorrelated(neighbour: str) -> None:
     """400 neighbouring streams of 1000 normals: no pair correlates more than chance allows.
 
     A sample correlation of n = 1000 independent pairs is normal with deviation 1/√n. Among the
-    79,800 pairs the largest stays below 5.5 deviations with probability 0.997, and their mean square
+    79,800 pairs the largest stays below 5.5 deviations with probability 0.997; their mean square
     is 1/n within 4·√(2/79,800)/n. Seeds are fixed, so this passes always or never.
     """
 

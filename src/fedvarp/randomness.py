@@ -1,7 +1,7 @@
 """Every random draw has a name: (seed, purpose, round, client, ...).
 
 Cohorts and batches are then the same for every algorithm (a paired comparison), the same for one
-worker or eight, and resuming a run needs only the round number: there is no generator state to save.
+worker or eight, and resuming a run needs only the round number: there is no state to save.
 
 >>> import torch
 >>> again = [torch.randperm(5, generator=stream(0, "batches", 3, 17)).tolist() for _ in range(2)]
