@@ -1,0 +1,46 @@
+"""What an algorithm is here: something that turns the updates of one round into a direction."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedvarp.client_states import ClientStates
+from fedvarp.round_updates import RoundUpdates
+
+
+class Aggregator(ABC):
+    """Turns the updates of one round into the server direction v.
+
+    A new algorithm is one method. For example FedAvg that trusts only the largest half of a cohort:
+
+    >>> import torch
+    >>> class LargestHalf(Aggregator):
+    ...     def aggregate(self, updates):
+    ...         largest = updates.deltas.norm(dim=1).argsort(descending=True)
+    ...         return updates.deltas[largest[: len(largest) // 2]].mean(0)
+    >>> deltas = torch.tensor([[1.0], [5.0], [3.0], [-2.0]])
+    >>> ones = torch.ones(4, dtype=torch.int64)
+    >>> LargestHalf().aggregate(RoundUpdates(torch.arange(4), deltas, ones, ones, scale=0.1))
+    tensor([4.])
+    """
+
+    @abstractmethod
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """v, (d,), a new tensor. The only place where client states change."""
+
+    def corrections(self, clients: Tensor) -> Tensor | None:
+        """(M, d), added to every local gradient of these clients; None if there are none."""
+        return None
+
+    @property
+    def states(self) -> ClientStates | None:
+        """The table of client states, saved by checkpoints; None if the algorithm has none."""
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved run to go on with this algorithm."""
+        table = {} if self.states is None else self.states.describe()
+        return {"algorithm": type(self).__name__, **table}

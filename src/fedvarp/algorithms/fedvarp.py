@@ -1,0 +1,46 @@
+"""FedVARP and ClusterFedVARP (Jhunjhunwala et al., UAI 2022; Algorithms 2 and 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.client_states import ClientStates, RowTable, SharedByCluster
+from fedvarp.round_updates import RoundUpdates
+
+
+@dataclass
+class FedVARP(Aggregator):
+    """Algorithm 2. The server replays each absent client's latest update (SAGA over clients)."""
+
+    y: ClientStates
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S.
+
+        `exchange` returns the average and replaces the rows in one pass over memory; as two lines:
+        ``updates.average(delta - y.get(S))`` and ``y.put(S, delta)``.
+        """
+        v = self.y.mean()
+        v += self.y.exchange(updates)  # line 8; and lines 10-14
+        return v
+
+    @property
+    def states(self) -> ClientStates:
+        """y_1 … y_N."""
+        return self.y
+
+
+def cluster_fedvarp(
+    cluster_of: Tensor, states: RowTable, client_weights: Tensor | None = None
+) -> FedVARP:
+    """ClusterFedVARP: Algorithm 3 is Algorithm 2 over rows that the clients of a cluster share.
+
+    Args:
+        cluster_of: (N,) int64, the cluster of each client, 0 … K-1.
+        states: A table with K rows.
+        client_weights: (N,) weights of the clients' objectives; None for 1/N each.
+    """
+    return FedVARP(y=SharedByCluster(cluster_of, states, client_weights))

@@ -1,0 +1,32 @@
+"""MIFA (Gu et al., NeurIPS 2021), as the FedVARP paper compares with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.client_states import ClientStates
+from fedvarp.round_updates import RoundUpdates
+
+
+@dataclass
+class MIFA(Aggregator):
+    """The plain mean of every client's latest update (SAG over clients).
+
+    Rows start at zero and nobody is waited for, as in the paper's experiments: until a client has
+    first been seen, v is biased towards zero.
+    """
+
+    y: ClientStates
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """y_i ← Δ_i for i ∈ S, then v = 1/N Σ_j y_j."""
+        self.y.put(updates.clients, updates.deltas)
+        return self.y.mean()
+
+    @property
+    def states(self) -> ClientStates:
+        """y_1 … y_N."""
+        return self.y

@@ -1,0 +1,41 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020), option II, with the control variates on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.client_states import ClientStates
+from fedvarp.round_updates import RoundUpdates
+
+
+@dataclass
+class Scaffold(Aggregator):
+    """Clients add c − c_i to every local gradient, so that all walk in the common direction.
+
+    The textbook keeps c_i on client i; c travels down with w, the change of c_i up with Δ_i. Here
+    the server holds all c_i and sends the difference: the same iterates with one vector less on the
+    way up, and a client that lost its disk has lost nothing.
+    """
+
+    c: ClientStates
+
+    def corrections(self, clients: Tensor) -> Tensor:
+        """c − c_i, (M, d), for the local gradients of these clients."""
+        return self.c.get(clients).neg_().add_(self.c.mean())
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """v = 1/M Σ_{i∈S} Δ_i, and c_i ← c_i − c + Δ_i (their equation 4, option II).
+
+        Δ_i holds the correction: it is the mean of g_i + c − c_i over the local steps.
+        """
+        S, delta = updates.clients, updates.deltas
+        self.c.put(S, delta - self.corrections(S))
+        return updates.average(delta)
+
+    @property
+    def states(self) -> ClientStates:
+        """c_1 … c_N."""
+        return self.c

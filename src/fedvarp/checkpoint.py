@@ -1,0 +1,190 @@
+"""One transaction per round: the model, the optimiser, the table and the round number together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.client_states import OnDiskStates, RowTable
+from fedvarp.server import Server
+from fedvarp.store import Store, StoreError, as_json, from_json, refuse_differences
+from fedvarp.version import __version__
+
+FORMAT: Final = 1
+"""Goes up when an older version could no longer read what is written, or the other way round."""
+
+
+class CheckpointError(StoreError):
+    """The checkpoint cannot be used, or not for this server."""
+
+
+class Checkpoint:
+    """Saves a server after each round; a commit costs O(M·d) whatever N is.
+
+    Kill the process at any instant: the folder reopens at a whole round, and the run that goes on
+    from there is the one that was never interrupted, bit for bit.
+
+    >>> import tempfile
+    >>> from fedvarp import SGD, FedAvg, RoundUpdates
+    >>> folder = tempfile.mkdtemp()
+    >>> with Checkpoint(folder) as checkpoint:
+    ...     server = Server(torch.zeros(2), FedAvg(), SGD())
+    ...     one = torch.tensor([1])
+    ...     report = server.receive(RoundUpdates(one, torch.ones(1, 2), one, one, scale=0.5))
+    ...     checkpoint.commit(server)
+    >>> with Checkpoint(folder) as checkpoint:
+    ...     server = Server(torch.zeros(2), FedAvg(), SGD())
+    ...     checkpoint.restore(server), server.round, server.w
+    (True, 1, tensor([-0.5000, -0.5000]))
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+        """Opens the folder, or makes it.
+
+        Args:
+            path: The folder; that of an `OnDiskStates` if the server's table is one.
+            fsync: Whether a commit waits for the disk. Without it a killed process loses nothing,
+                but a power failure may cost the last rounds.
+        """
+        self.store = Store.open(path, fsync=fsync)
+        try:
+            self._about = from_json(self.store.read("state", "about"))
+            if self._about and self._about["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{self.store.path} was written by fedvarp {self._about['version']} in format "
+                    f"{self._about['format']}; this is fedvarp {__version__}, which reads format "
+                    f"{FORMAT}. Install that version to go on with the run; nothing was changed."
+                )
+        except BaseException:
+            self.store.close()
+            raise
+        self._adopted = not self._about
+        self.store.has_checkpoint = True
+
+    @property
+    def round(self) -> int | None:
+        """The round last committed; None in a new folder."""
+        return self._about.get("round")
+
+    @property
+    def server_description(self) -> Mapping[str, Any] | None:
+        """What `Server.describe` said when the round was committed; None in a new folder."""
+        return self._about.get("server")
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """The notes last committed."""
+        return self._about.get("notes", {})
+
+    def commit(
+        self,
+        server: Server,
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Saves the server as it is now, in one transaction.
+
+        Args:
+            server: The server.
+            tensors: Whatever else belongs to the round, for instance a model's buffers.
+            notes: The same, for what JSON can hold.
+        """
+        if not self._adopted:
+            raise CheckpointError(
+                f"{self.store.path} holds a run at round {self.round}, which this commit would "
+                f"overwrite. Call restore() first to go on with it, or choose a new folder."
+            )
+        tables = _tables(server)
+        self._refuse_rows_elsewhere(tables)
+        extra = dict(tensors or {})
+        about = {
+            "format": FORMAT,
+            "version": __version__,
+            "round": server.round,
+            "server": dict(server.describe()),
+            "optimizer": _layout(server.optimizer.tensors()),
+            "tensors": _layout(extra),
+            "notes": dict(notes or {}),
+        }
+        batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
+        for name, tensor in server.optimizer.tensors().items():
+            batch["state", f"optimizer/{name}"] = tensor
+        for name, tensor in extra.items():
+            batch["state", f"tensors/{name}"] = tensor
+        for table in tables:
+            table.save(batch)
+        batch["state", "about"] = as_json(about)
+        self.store.write(batch)
+        for table in tables:
+            table.saved()
+        self._about = about
+
+    def restore(self, server: Server) -> bool:
+        """Makes `server` the one that was last committed; False in a new folder.
+
+        The server must have been made as it was then; if it was not, or if the folder is damaged,
+        an error says so and the server stays as it is.
+        """
+        if not self._about:
+            return False
+        refuse_differences(
+            self._about["server"], server.describe(), f"The checkpoint in {self.store.path}"
+        )
+        tables = _tables(server)
+        self._refuse_rows_elsewhere(tables)
+        w = self.store.read_tensor("state", "w", server.w.dtype, tuple(server.w.shape))
+        optimizer = self._read_all("optimizer", self._about["optimizer"])
+        for table in tables:
+            table.load(self.store)
+        server.optimizer.load({k: t.to(server.w.device) for k, t in optimizer.items()})
+        server.w = w.to(server.w.device)
+        server.round = self._about["round"]
+        self._adopted = True
+        return True
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that were committed beside the server."""
+        return self._read_all("tensors", self._about.get("tensors", {}))
+
+    def close(self) -> None:
+        """Gives the folder back."""
+        self.store.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _read_all(self, prefix: str, layout: Mapping[str, Any]) -> dict[str, Tensor]:
+        return {
+            name: self.store.read_tensor(
+                "state", f"{prefix}/{name}", getattr(torch, dtype), tuple(shape)
+            )
+            for name, (dtype, shape) in layout.items()
+        }
+
+    def _refuse_rows_elsewhere(self, tables: tuple[RowTable, ...]) -> None:
+        for table in tables:
+            if isinstance(table, OnDiskStates) and table.store is not self.store:
+                raise CheckpointError(
+                    f"The rows are in {table.store.path}, the checkpoint is in {self.store.path}. "
+                    f"One transaction cannot span two folders: give both the same path."
+                )
+
+
+def _tables(server: Server) -> tuple[RowTable, ...]:
+    states = server.aggregator.states
+    return () if states is None else states.tables()
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int]]]:
+    return {
+        name: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        for name, tensor in tensors.items()
+    }

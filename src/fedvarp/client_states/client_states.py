@@ -1,0 +1,63 @@
+"""What an algorithm asks of its table of client states."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedvarp.client_states.row_table import RowTable
+    from fedvarp.round_updates import RoundUpdates
+
+
+class ClientStates(ABC):
+    """y_1 … y_N, zero until first written. Law: mean() equals get(all clients).mean(0).
+
+    With unequal client weights p_i the mean is Σ p_i y_i / Σ p_i.
+    """
+
+    num_clients: int
+    dim: int
+    values: torch.dtype  # of the rows given and taken: float32, or float64 for a float64 table
+
+    @abstractmethod
+    def get(self, clients: Tensor) -> Tensor:
+        """The rows of these clients, (M, d), a copy."""
+
+    @abstractmethod
+    def put(self, clients: Tensor, rows: Tensor) -> None:
+        """Overwrites the rows of these clients, O(M·d).
+
+        Refuses, before anything changes, rows that are not finite or of another shape or dtype,
+        and clients that are repeated or unknown.
+        """
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean row over all clients, (d,), a new tensor; O(d) whatever N is."""
+
+    def exchange(self, updates: RoundUpdates) -> Tensor:
+        """The average of Δ_i − y_i over the cohort, (d,); then y_i becomes Δ_i.
+
+        These two lines are the meaning; tables do the same in one pass over memory.
+        """
+        change = updates.average(updates.deltas - self.get(updates.clients))
+        self.put(updates.clients, updates.deltas)
+        return change
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes that the rows written so far take, wherever they live, and the running sum."""
+
+    @abstractmethod
+    def tables(self) -> tuple[RowTable, ...]:
+        """The tables that hold the rows, for a checkpoint to save."""
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved table to be read back into this one."""

@@ -1,0 +1,122 @@
+"""How a row is written down: float64, float32, bfloat16, float16 or int8 with a scale per block.
+
+A codec turns a stretch of a row into bytes and back. Where the bytes live (memory, disk) is another
+matter, and so is the mean, which is always that of the *decoded* rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+class Codec(ABC):
+    """A row of `dim` numbers as bytes; a row of zero bytes decodes to zeros.
+
+    Stretches start at a multiple of `block`, so that a row can be worked on piece by piece.
+    """
+
+    name: str
+    values: torch.dtype = torch.float32  # what goes in and comes out
+    lossless: bool = False
+    block: int = 1
+
+    @abstractmethod
+    def row_bytes(self, dim: int) -> int:
+        """Bytes a row takes."""
+
+    @abstractmethod
+    def decode(self, encoded: Tensor, start: int, stop: int) -> Tensor:
+        """Numbers start…stop of a row; may be a view of `encoded`."""
+
+    @abstractmethod
+    def encode(self, encoded: Tensor, start: int, values: Tensor) -> None:
+        """Writes finite `values` at `start` into `encoded`, in place."""
+
+
+class Cast(Codec):
+    """Each number in a floating-point format of its own; what is too large is clipped, not inf."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.name = str(dtype).removeprefix("torch.")
+        self.dtype = dtype
+        self.values = torch.float64 if dtype == torch.float64 else torch.float32
+        self.lossless = dtype == self.values
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes a row takes."""
+        return dim * self.dtype.itemsize
+
+    def decode(self, encoded: Tensor, start: int, stop: int) -> Tensor:
+        """Numbers start…stop of a row; a view where the codec is lossless."""
+        return encoded.view(self.dtype)[start:stop].to(self.values)
+
+    def encode(self, encoded: Tensor, start: int, values: Tensor) -> None:
+        """Writes finite `values` at `start`."""
+        if not self.lossless:
+            limit = torch.finfo(self.dtype).max
+            values = values.clamp(-limit, limit)
+        encoded.view(self.dtype)[start : start + len(values)].copy_(values)
+
+
+class Int8(Codec):
+    """Whole numbers from -127 to 127 and, for every 256 of them, a float32 scale.
+
+    The scales stand first, so that both parts stay aligned whatever the length of the row.
+    """
+
+    name = "int8"
+    block = 256
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes a row takes: one for each number and four for each block."""
+        return dim + 4 * self._num_blocks(dim)
+
+    def decode(self, encoded: Tensor, start: int, stop: int) -> Tensor:
+        """Numbers start…stop of a row, start a multiple of the block."""
+        scales, whole = self._parts(encoded)
+        numbers = whole[start:stop].float()
+        blocks = scales[start // self.block : self._num_blocks(stop)]
+        return numbers.mul_(blocks.repeat_interleave(self.block)[: stop - start])
+
+    def encode(self, encoded: Tensor, start: int, values: Tensor) -> None:
+        """Writes finite `values` at `start`, a multiple of the block."""
+        scales, whole = self._parts(encoded)
+        count, stop = len(values), start + len(values)
+        blocks = torch.nn.functional.pad(values, (0, -count % self.block)).view(-1, self.block)
+        # The smallest normal number keeps the division finite where a block is all but zero.
+        scale = (blocks.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+        scales[start // self.block : self._num_blocks(stop)] = scale
+        rounded = (blocks / scale[:, None]).round_().clamp_(-127, 127)
+        whole[start:stop].copy_(rounded.view(-1)[:count])
+
+    def _num_blocks(self, dim: int) -> int:
+        return -(-dim // self.block)
+
+    def _parts(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
+        # bytes = dim + 4 * ceil(dim / block) has one solution: whole strides of block + 4 bytes.
+        head = 4 * -(-len(encoded) // (self.block + 4))
+        return encoded[:head].view(torch.float32), encoded[head:].view(torch.int8)
+
+
+CODECS: Final[Mapping[str, Codec]] = {
+    codec.name: codec
+    for codec in (
+        Cast(torch.float64),
+        Cast(torch.float32),
+        Cast(torch.bfloat16),
+        Cast(torch.float16),
+        Int8(),
+    )
+}
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of that name."""
+    if name not in CODECS:
+        raise ValueError(f"No codec is called {name!r}; there are {', '.join(CODECS)}.")
+    return CODECS[name]

@@ -1,0 +1,62 @@
+"""Rows in memory: the everyday table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedvarp.client_states.row_table import RowTable
+from fedvarp.store import Store
+
+
+class InMemoryStates(RowTable):
+    """One tensor per row that was ever written; a million silent clients cost nothing.
+
+    >>> states = InMemoryStates(num_clients=1_000_000, dim=3)
+    >>> states.put(torch.tensor([7, 42]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+    >>> states.get(torch.tensor([42, 5]))
+    tensor([[3., 2., 1.],
+            [0., 0., 0.]])
+    >>> states.mean() * 1_000_000
+    tensor([4., 4., 4.])
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        dim: int,
+        dtype: str = "float32",
+        *,
+        client_weights: Tensor | None = None,
+        name: str = "rows",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._rows: dict[int, Tensor] = {}
+        super().__init__(
+            num_clients, dim, dtype, client_weights=client_weights, name=name, device=device
+        )
+
+    def _find(self, row: int) -> Tensor | None:
+        return self._rows.get(row)
+
+    def _keep(self, row: int, encoded: Tensor) -> None:
+        self._rows[row] = encoded
+
+    def rows_written(self) -> Iterable[int]:
+        """Numbers of the rows that have been written."""
+        return self._rows.keys()
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows have been written."""
+        return len(self._rows)
+
+    def _adopt_rows(self, store: Store) -> None:
+        size = self.codec.row_bytes(self.dim)
+        database = f"rows/{self.name}"
+        self._rows = {
+            int(key): store.read_tensor(database, key, torch.uint8, (size,)).to(self.device)
+            for key in store.keys(database)
+        }

@@ -1,0 +1,268 @@
+"""The table's arithmetic: encoded rows and the running sum that makes `mean` cost O(d)."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.client_states.client_states import ClientStates
+from fedvarp.client_states.codecs import codec_named
+from fedvarp.client_states.one_pass import exchange_rows
+from fedvarp.client_states.refusals import check_clients, check_finite, check_put
+from fedvarp.round_updates import RoundUpdates, row_magnitudes
+from fedvarp.store import Store, as_json, from_json, refuse_differences
+
+_STRETCH: Final = 2**17  # numbers of the running sum divided at a time: stays in the cache
+_OUTLIER: Final = (
+    1e6  # a value this much above the present ones has cost the sum digits that matter
+)
+_EQUAL_SHARES: Final = "equal"
+
+
+class RowTable(ClientStates):
+    """Rows in encoded form and Σ share · row in float64, kept up to date at every write.
+
+    A subclass says where the bytes live. The sum is that of the *decoded* rows: with a lossy codec
+    the mean of what was sent would make E[v] biased.
+
+    Args:
+        num_clients: N. Costs nothing: rows take memory once they are written.
+        dim: d, the length of a row.
+        dtype: How rows are stored: float64, float32, bfloat16, float16 or int8.
+        client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
+        name: Tells tables of one algorithm apart in a checkpoint.
+        device: Where the running sum lives and rows are handed out.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        dim: int,
+        dtype: str = "float32",
+        *,
+        client_weights: Tensor | None = None,
+        name: str = "rows",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_clients < 1 or dim < 1:
+            raise ValueError(
+                f"A table needs at least one client and one number per row, "
+                f"not num_clients={num_clients} and dim={dim}."
+            )
+        self.num_clients = num_clients
+        self.dim = dim
+        self.codec = codec_named(dtype)
+        self.values = self.codec.values
+        self.name = name
+        self.device = torch.device(device)
+        self._sum = torch.zeros(dim, dtype=torch.float64, device=self.device)
+        self._largest = 0.0  # largest value the sum has digested since it was last made afresh
+        self._shares: Tensor | None = None
+        self._total_share = float(num_clients)
+        self._shares_digest = _EQUAL_SHARES
+        self._sum_digest = _EQUAL_SHARES  # of the shares that the sum was made with
+        self._changed: set[int] = set()
+        if client_weights is not None:
+            self.share(client_weights)
+
+    # Where the bytes live
+
+    @abstractmethod
+    def _find(self, row: int) -> Tensor | None:
+        """The encoded row, free to be changed in place before `_keep`; None if never written."""
+
+    @abstractmethod
+    def _keep(self, row: int, encoded: Tensor) -> None:
+        """Takes an encoded row back."""
+
+    @abstractmethod
+    def rows_written(self) -> Iterable[int]:
+        """Numbers of the rows that have been written."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """How many rows have been written."""
+
+    @abstractmethod
+    def _adopt_rows(self, store: Store) -> None:
+        """Makes the saved rows the table's rows."""
+
+    # The three operations, and the one that does two of them at once
+
+    def get(self, clients: Tensor) -> Tensor:
+        """The rows of these clients, (M, d), a copy."""
+        check_clients(clients, self.num_clients)
+        rows = torch.zeros(len(clients), self.dim, dtype=self.values, device=self.device)
+        for row, client in zip(rows, clients.tolist(), strict=True):
+            encoded = self._find(client)
+            if encoded is not None:
+                row.copy_(self.codec.decode(encoded, 0, self.dim))
+        return rows
+
+    def put(self, clients: Tensor, rows: Tensor) -> None:
+        """Overwrites the rows of these clients, O(M·d)."""
+        check_put(self, clients, rows)
+        ignored = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
+        self._overwrite(clients, rows, ignored, row_magnitudes(rows))
+
+    def mean(self) -> Tensor:
+        """The mean row over all clients, (d,), a new tensor."""
+        self._bring_sum_up_to_date()
+        mean = torch.empty(self.dim, dtype=self.values, device=self.device)
+        for start in range(0, self.dim, _STRETCH):
+            stretch = slice(start, start + _STRETCH)
+            mean[stretch] = self._sum[stretch] / self._total_share
+        return mean
+
+    def exchange(self, updates: RoundUpdates) -> Tensor:
+        """The average of Δ_i − y_i over the cohort, (d,); then y_i becomes Δ_i. One pass."""
+        check_put(self, updates.clients, updates.deltas)
+        return self._overwrite(
+            updates.clients, updates.deltas, updates.averaging_weights, updates.magnitudes
+        )
+
+    def _overwrite(
+        self, clients: Tensor, rows: Tensor, weights: Tensor, magnitudes: list[float]
+    ) -> Tensor:
+        check_finite(clients, magnitudes)
+        numbers = clients.tolist()
+        self._bring_sum_up_to_date()
+        encoded = [self._encoded(client) for client in numbers]
+        present = max(magnitudes, default=0.0)
+        suspect = self._largest_suspect(encoded, present)
+        average = exchange_rows(
+            self.codec, encoded, rows, weights, self._shares_of(clients), self._sum
+        )
+        for client, row in zip(numbers, encoded, strict=True):
+            self._keep(client, row)
+        self._changed.update(numbers)
+        self._largest = max(self._largest, present)
+        if suspect:
+            self._heal(suspect, present)
+        self._after_overwrite()
+        return average
+
+    def _after_overwrite(self) -> None:
+        """A chance for a subclass to save what has just changed."""
+
+    # A sum that heals: 1e30 + 1 - 1e30 is 0, so an enormous row that comes and goes takes the
+    # others with it. When one goes, the sum is made afresh: rare, and O(rows written · d) then.
+
+    def _largest_suspect(self, replaced: list[Tensor], present: float) -> float:
+        """The largest value about to be overwritten, where it may have been an outlier; else 0."""
+        if not replaced or self._largest <= _OUTLIER * present:
+            return 0.0
+        return max(float(self.codec.decode(row, 0, self.dim).abs().max()) for row in replaced)
+
+    def _heal(self, overwritten: float, present: float) -> None:
+        if overwritten > _OUTLIER * max(present, float(self._sum.abs().max()) / self.num_rows):
+            self._sum_afresh()
+
+    def _sum_afresh(self) -> None:
+        self._sum.zero_()
+        self._sum_digest = self._shares_digest
+        self._largest = 0.0
+        for row in sorted(self.rows_written()):  # in one order, whatever order they came in
+            numbers = self.codec.decode(self._encoded(row), 0, self.dim)
+            self._largest = max(self._largest, float(numbers.abs().max()))
+            self._sum.add_(numbers.double() * self._share_of(row))
+
+    # How many clients a row stands for
+
+    def share(self, shares: Tensor) -> None:
+        """Says what each row counts for in `mean`: cluster sizes, or unequal client weights."""
+        if tuple(shares.shape) != (self.num_clients,) or not bool(
+            (shares.isfinite() & (shares >= 0)).all()
+        ):
+            raise ValueError(
+                f"Row weights have shape {tuple(shares.shape)}; they must be {self.num_clients} "
+                f"finite numbers, none below zero."
+            )
+        if not float(shares.sum()) > 0:
+            raise ValueError("Row weights are all zero: there is no mean to speak of.")
+        self._shares = shares.double().cpu()
+        self._shares_digest = hashlib.sha256(self._shares.numpy().tobytes()).hexdigest()[:16]
+        self._total_share = float(self._shares.sum())
+
+    def _share_of(self, row: int) -> float:
+        return 1.0 if self._shares is None else float(self._shares[row])
+
+    def _shares_of(self, rows: Tensor) -> Tensor:
+        if self._shares is None:
+            return torch.ones(len(rows), dtype=torch.float64, device=self.device)
+        return self._shares[rows.cpu()].to(self.device)
+
+    def add_clients(self, count: int) -> range:
+        """Lets `count` more clients in, O(1); returns their numbers. Their rows are zero."""
+        if self._shares is not None:
+            raise ValueError(
+                "This table has row weights; a new client needs one too. Call share() with the "
+                "weights of all clients after setting num_clients."
+            )
+        first = self.num_clients
+        self.num_clients += count
+        self._total_share += count
+        return range(first, self.num_clients)
+
+    def _bring_sum_up_to_date(self) -> None:
+        if self._sum_digest != self._shares_digest:
+            self._sum_afresh()
+
+    # Saving and loading
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows written so far and of the running sum."""
+        return self.num_rows * self.codec.row_bytes(self.dim) + self._sum.nbytes
+
+    def tables(self) -> tuple[RowTable, ...]:
+        """This table."""
+        return (self,)
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved table to be read back into this one."""
+        return {
+            "num_clients": self.num_clients,
+            "dim": self.dim,
+            "dtype": self.codec.name,
+            "row_weights": self._shares_digest,
+        }
+
+    def save(self, batch: dict[tuple[str, str], Tensor]) -> None:
+        """Adds to `batch` what has changed since the last `saved`: O(M·d) whatever N is."""
+        self._bring_sum_up_to_date()
+        batch["tables", f"{self.name}/about"] = as_json(
+            {**RowTable.describe(self), "largest": self._largest}
+        )
+        batch["tables", f"{self.name}/sum"] = self._sum
+        for row in self._changed:
+            batch[f"rows/{self.name}", str(row)] = self._encoded(row)
+
+    def saved(self) -> None:
+        """What `save` collected is safe; it need not be written again."""
+        self._changed.clear()
+
+    def load(self, store: Store) -> None:
+        """Becomes the table that was saved there; reads everything before it changes anything."""
+        about = from_json(store.read("tables", f"{self.name}/about"))
+        present = {"num_clients": self.num_clients, "dim": self.dim, "dtype": self.codec.name}
+        refuse_differences(about, present, f"The table in {store.path}")
+        total = store.read_tensor("tables", f"{self.name}/sum", torch.float64, (self.dim,))
+        self._adopt_rows(store)
+        self._sum = total.to(self.device)
+        self._sum_digest = about["row_weights"]
+        self._largest = about["largest"]
+        self._changed.clear()
+
+    def _encoded(self, row: int) -> Tensor:
+        found = self._find(row)
+        if found is not None:
+            return found
+        size = self.codec.row_bytes(self.dim)
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)

@@ -1,0 +1,153 @@
+"""Clients of a cluster share one row: ClusterFedVARP is FedVARP over this table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedvarp.client_states.client_states import ClientStates
+from fedvarp.client_states.refusals import check_clients, check_finite, check_put
+from fedvarp.client_states.row_table import RowTable
+from fedvarp.round_updates import RoundUpdates, row_magnitudes
+
+
+class SharedByCluster(ClientStates):
+    """The state of client i is row c_i of a table with one row per cluster (Algorithm 3).
+
+    Args:
+        cluster_of: (N,) int64, c_i in 0 … K-1.
+        states: A table with K rows; where it keeps them and how is its own affair.
+        client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
+
+    >>> from fedvarp import InMemoryStates
+    >>> states = SharedByCluster(torch.tensor([0, 0, 1]), InMemoryStates(num_clients=2, dim=1))
+    >>> states.put(torch.tensor([0, 1]), torch.tensor([[2.0], [4.0]]))
+    >>> states.get(torch.tensor([0, 1, 2])).T
+    tensor([[3., 3., 0.]])
+    >>> states.mean()
+    tensor([2.])
+    """
+
+    def __init__(
+        self, cluster_of: Tensor, states: RowTable, client_weights: Tensor | None = None
+    ) -> None:
+        _check_clusters(cluster_of, states.num_clients)
+        self.cluster_of = cluster_of.cpu()
+        self.states = states
+        self.num_clients = len(cluster_of)
+        self.dim = states.dim
+        self.values = states.values
+        self._client_weights = client_weights
+        self._share_rows()
+
+    def get(self, clients: Tensor) -> Tensor:
+        """The rows of these clients' clusters, (M, d), a copy."""
+        check_clients(clients, self.num_clients)
+        return self.states.get(self._clusters(clients))
+
+    def put(self, clients: Tensor, rows: Tensor) -> None:
+        """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 13."""
+        check_put(self, clients, rows)
+        check_finite(clients, row_magnitudes(rows))
+        self.states.put(*_mean_by_cluster(self._clusters(clients), rows))
+
+    def mean(self) -> Tensor:
+        """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
+        return self.states.mean()
+
+    def exchange(self, updates: RoundUpdates) -> Tensor:
+        """The average of Δ_i − y_{c_i}; then each cluster's row is the mean of its Δ_i."""
+        check_put(self, updates.clients, updates.deltas)
+        check_finite(updates.clients, updates.magnitudes)
+        clusters = self._clusters(updates.clients)
+        rows, means = _mean_by_cluster(clusters, updates.deltas)
+        weights = updates.averaging_weights
+        row_weights = _sum_by_cluster(weights.cpu(), clusters, self.states.num_clients)[rows]
+        average = self.states.exchange(
+            updates.onto_rows(rows, means, row_weights.to(weights.device))
+        )
+        if updates.weights is not None and len(rows) < len(clusters):
+            # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
+            average += updates.average(updates.deltas) - row_weights.to(means) @ means
+        return average
+
+    def add_clients(self, clusters: Tensor) -> range:
+        """Lets more clients in, one in each of these clusters; returns their numbers.
+
+        The next use of the table costs O(K·d): rows weigh differently from now on.
+        """
+        if self._client_weights is not None:
+            raise ValueError(
+                "This table has client weights; make a new SharedByCluster over the same states "
+                "with the clusters and weights of all clients."
+            )
+        _check_clusters(clusters, self.states.num_clients)
+        first = self.num_clients
+        self.cluster_of = torch.cat([self.cluster_of, clusters.cpu()])
+        self.num_clients = len(self.cluster_of)
+        self._share_rows()
+        return range(first, self.num_clients)
+
+    def _share_rows(self) -> None:
+        weights = self._client_weights
+        if weights is None:
+            weights = torch.ones(self.num_clients)
+        self.states.share(
+            _sum_by_cluster(weights.double().cpu(), self.cluster_of, self.states.num_clients)
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows written so far and of the running sum."""
+        return self.states.num_bytes
+
+    def tables(self) -> tuple[RowTable, ...]:
+        """The table of the clusters."""
+        return (self.states,)
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved table to be read back into this one."""
+        digest = hashlib.sha256(self.cluster_of.numpy().tobytes()).hexdigest()[:16]
+        return {
+            **self.states.describe(),
+            "num_clients": self.num_clients,
+            "num_clusters": self.states.num_clients,
+            "cluster_of": digest,
+        }
+
+    def _clusters(self, clients: Tensor) -> Tensor:
+        return self.cluster_of[clients.cpu()]
+
+
+def _check_clusters(cluster_of: Tensor, num_rows: int) -> None:
+    if cluster_of.ndim != 1 or cluster_of.dtype != torch.int64 or len(cluster_of) == 0:
+        raise ValueError(
+            f"cluster_of must be a one-dimensional int64 tensor with the cluster of each client, "
+            f"not {cluster_of.dtype} of shape {tuple(cluster_of.shape)}."
+        )
+    low, high = int(cluster_of.min()), int(cluster_of.max())
+    if low < 0 or high >= num_rows:
+        raise ValueError(
+            f"cluster_of names clusters {low} … {high}, but the table has {num_rows} rows, "
+            f"0 … {num_rows - 1}. Give it one row per cluster: "
+            f"InMemoryStates(num_clients={high + 1}, …)."
+        )
+
+
+def _sum_by_cluster(numbers: Tensor, clusters: Tensor, num_clusters: int) -> Tensor:
+    return torch.zeros(num_clusters, dtype=numbers.dtype).index_add_(0, clusters, numbers)
+
+
+def _mean_by_cluster(clusters: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The clusters that occur, sorted, and the mean of the rows of each."""
+    distinct, place, count = clusters.unique(return_inverse=True, return_counts=True)
+    if len(distinct) == len(clusters):
+        order = place.argsort()
+        in_order = bool((order[1:] > order[:-1]).all())
+        return distinct, rows if in_order else rows[order.to(rows.device)]
+    means = torch.zeros(len(distinct), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    means.index_add_(0, place.to(rows.device), rows)
+    return distinct, means.div_(count.to(rows)[:, None])

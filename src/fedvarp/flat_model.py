@@ -1,0 +1,171 @@
+"""Any nn.Module as one float32 vector of its trainable parameters, and back.
+
+Names and shapes live here and nowhere else: servers, tables and algorithms see vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a parameter lies in the vector."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+
+    def view(self, vector: Tensor) -> Tensor:
+        return vector[self.start : self.stop].view(self.parameter.shape)
+
+
+class FlatModel:
+    """A module whose trainable parameters can be put onto any vector of length `dim`.
+
+    `bind(vector)` makes the parameters *views* of the vector: changing the one changes the other,
+    nothing is copied, and an SGD step over all layers is one operation on the vector. Tied
+    parameters take their place once; frozen ones stay in the module and never travel.
+
+    Buffers are kept beside the vector, because no algorithm should see them: floating-point ones
+    are averaged over clients, integer counters take the maximum. BatchNorm is refused.
+
+    >>> model = FlatModel(nn.Linear(2, 1))
+    >>> model.dim
+    3
+    >>> w = torch.tensor([1.0, 2.0, 0.5])
+    >>> model.bind(w)
+    >>> model.module(torch.tensor([1.0, 1.0])).item()
+    3.5
+    >>> w.zero_()
+    tensor([0., 0., 0.])
+    >>> model.module(torch.tensor([1.0, 1.0])).item()
+    0.0
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        _refuse_batch_norm(module)
+        self.module = module
+        self._slots = _slots(module)
+        self.dim = self._slots[-1].stop
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the trainable parameters in the order of the vector."""
+        return [slot.name for slot in self._slots]
+
+    def vector(self) -> Tensor:
+        """The parameters as they are now, (d,), a copy."""
+        return torch.cat([slot.parameter.detach().reshape(-1) for slot in self._slots])
+
+    def bind(self, vector: Tensor, gradient: Tensor | None = None) -> None:
+        """Makes the parameters views of `vector`, and their gradients views of `gradient`.
+
+        Args:
+            vector: (d,) float32, on any device.
+            gradient: (d,) of the same kind. `backward` adds to it; zero it before each step.
+        """
+        for what, tensor in (("vector", vector), ("gradient", gradient)):
+            if tensor is not None and (
+                tuple(tensor.shape) != (self.dim,)
+                or tensor.dtype != torch.float32
+                or not tensor.is_contiguous()
+            ):
+                raise ValueError(
+                    f"The {what} is {tensor.dtype} of shape {tuple(tensor.shape)}; this model "
+                    f"needs a contiguous float32 vector of {self.dim} numbers."
+                )
+        for slot in self._slots:
+            slot.parameter.data = slot.view(vector)
+            slot.parameter.grad = None if gradient is None else slot.view(gradient)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """{name: view of the vector in the parameter's shape}."""
+        return {slot.name: slot.view(vector) for slot in self._slots}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The module's buffers, copied."""
+        return {name: b.detach().clone() for name, b in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Writes the buffers back into the module."""
+        own = dict(self.module.named_buffers())
+        if own.keys() != buffers.keys():
+            raise ValueError(
+                f"The buffers {sorted(own.keys() ^ buffers.keys())} are on one side only; this "
+                f"model has {sorted(own)}."
+            )
+        for name, buffer in own.items():
+            buffer.copy_(buffers[name])
+
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The module's whole state with `vector` in place of the trainable parameters.
+
+        Ready for `module.load_state_dict` of a module that has never heard of this package.
+        """
+        by_parameter = {id(slot.parameter): slot.view(vector) for slot in self._slots}
+        state = {
+            name: by_parameter.get(id(tensor), tensor)
+            for name, tensor in self.module.state_dict(keep_vars=True).items()
+        }
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+
+def average_buffers(
+    replies: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """Buffers of several clients made one: floats averaged, integers and booleans the maximum.
+
+    An average of step counters means nothing, and it would turn them into floats.
+    """
+    shares = [1 / len(replies)] * len(replies) if weights is None else list(weights)
+    merged = {}
+    for name, first in replies[0].items():
+        stacked = torch.stack([reply[name] for reply in replies])
+        if first.is_floating_point():
+            by_client = torch.tensor(shares, dtype=torch.float64, device=first.device)
+            mean = torch.tensordot(by_client / by_client.sum(), stacked.double(), dims=1)
+            merged[name] = mean.to(first.dtype)
+        else:
+            merged[name] = stacked.amax(dim=0)
+    return merged
+
+
+def _slots(module: nn.Module) -> list[_Slot]:
+    slots: list[_Slot] = []
+    start = 0
+    for name, parameter in module.named_parameters():  # a tied parameter comes once
+        if is_lazy(parameter):
+            raise ValueError(
+                f"Parameter {name!r} has no shape yet. Run one batch through the model first."
+            )
+        if not parameter.requires_grad:
+            continue
+        if parameter.dtype != torch.float32:
+            raise ValueError(
+                f"Parameter {name!r} is {parameter.dtype}; clients train in float32. Call "
+                f".float() on the model, or freeze that parameter with requires_grad_(False)."
+            )
+        slots.append(_Slot(name, parameter, start, start + parameter.numel()))
+        start += parameter.numel()
+    if not slots:
+        raise ValueError("The model has no trainable parameter: there is nothing to federate.")
+    return slots
+
+
+def _refuse_batch_norm(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise ValueError(
+                f"Layer {name!r} is {type(layer).__name__}. Its statistics differ from client to "
+                f"client and their average belongs to nobody, which breaks training on "
+                f"heterogeneous clients. Use nn.GroupNorm(2, {layer.num_features}) in its place, "
+                f"as the paper does."
+            )

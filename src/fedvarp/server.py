@@ -1,0 +1,138 @@
+"""The server: the model, the algorithm and the optimiser. The same object in every deployment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedvarp.algorithms import Aggregator
+from fedvarp.round_updates import LARGEST_MAGNITUDE, RoundUpdates
+from fedvarp.server_optimizers import ServerOptimizer
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """What the server sends at the start of a round."""
+
+    round: int
+    clients: Tensor  # (M,) int64
+    w: Tensor  # (d,), a copy: it stays the model of this round
+    corrections: Tensor | None  # (M, d), added to each local gradient; None: nothing to add
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of the replies of a round."""
+
+    round: int  # the number of rounds received, this one included if anything was accepted
+    accepted: tuple[int, ...]
+    refused: Mapping[int, str]  # client: why
+
+
+class Server:
+    """Sends the model out, takes updates in, and moves the model.
+
+    >>> import torch
+    >>> from fedvarp import FedVARP, InMemoryStates, SGD
+    >>> server = Server(torch.zeros(2), FedVARP(InMemoryStates(num_clients=4, dim=2)), SGD(lr=1.0))
+    >>> steps = torch.tensor([1, 1])
+    >>> deltas = torch.tensor([[2.0, 0.0], [0.0, float("nan")]])
+    >>> report = server.receive(RoundUpdates(torch.tensor([0, 3]), deltas, steps, steps, scale=0.5))
+    >>> report.accepted, list(report.refused)
+    ((0,), [3])
+    >>> server.w
+    tensor([-1.,  0.])
+    """
+
+    def __init__(self, w: Tensor, aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
+        if w.ndim != 1 or not w.is_floating_point() or not bool(w.isfinite().all()):
+            raise ValueError(
+                f"The server's model must be one vector of finite numbers, not {w.dtype} of shape "
+                f"{tuple(w.shape)}. FlatModel turns any nn.Module into one."
+            )
+        states = aggregator.states
+        if states is not None and (states.dim, states.values) != (len(w), w.dtype):
+            raise ValueError(
+                f"The table has rows of {states.dim} numbers ({states.values}), the model has "
+                f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
+            )
+        self.w = w.detach().clone()
+        self.aggregator = aggregator
+        self.optimizer = optimizer
+        self.round = 0
+
+    def broadcast(self, clients: Tensor) -> Broadcast:
+        """w, and corrections to the local gradients if the algorithm has any."""
+        return Broadcast(
+            round=self.round,
+            clients=clients,
+            w=self.w.clone(),
+            corrections=self.aggregator.corrections(clients),
+        )
+
+    def receive(self, updates: RoundUpdates) -> RoundReport:
+        """One round: v from the updates, then a step of w.
+
+        A reply that cannot be used costs nothing but itself; it is as if that client had never
+        answered. If none can be used, everything stays as it was, the round number too.
+
+        Raises:
+            ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
+            IndexError: The table does not know one of the clients.
+        """
+        updates.check()
+        usable = self._usable(updates)
+        accepted = tuple(usable.clients.tolist())
+        if accepted:
+            v = self.aggregator.aggregate(usable)
+            self.optimizer.step(self.w, v, usable.scale)
+            self.round += 1
+        return RoundReport(self.round, accepted, dict(usable.refused))
+
+    def skip(self) -> None:
+        """Counts a round in which nobody answered, so that the next one draws another cohort."""
+        self.round += 1
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved run to go on with this server."""
+        return {
+            "dim": len(self.w),
+            "model_dtype": str(self.w.dtype).removeprefix("torch."),
+            **self.optimizer.describe(),
+            **self.aggregator.describe(),
+        }
+
+    def _usable(self, updates: RoundUpdates) -> RoundUpdates:
+        """The replies that can be used, by client number: their order of arrival means nothing."""
+        clients = updates.clients.tolist()
+        refused = {
+            client: why
+            for m, client in enumerate(clients)
+            if (why := self._fault(updates, m)) is not None
+        }
+        order = sorted(
+            (m for m, client in enumerate(clients) if client not in refused),
+            key=clients.__getitem__,
+        )
+        return updates if order == list(range(len(clients))) else updates.keep(order, refused)
+
+    def _fault(self, updates: RoundUpdates, m: int) -> str | None:
+        """Why reply m cannot be used; None if it can."""
+        numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
+        if numbers != len(self.w):
+            return f"its update has {numbers} numbers, the model has {len(self.w)}"
+        if dtype != self.w.dtype:
+            return f"its update is {dtype}, the model is {self.w.dtype}"
+        if int(updates.num_steps[m]) < 1:
+            return f"it reports {int(updates.num_steps[m])} local steps"
+        if int(updates.num_examples[m]) < 0:
+            return f"it reports {int(updates.num_examples[m])} examples"
+        magnitude = updates.magnitudes[m]
+        if not math.isfinite(magnitude):
+            return "its update holds NaN or infinity: local training diverged; lower client_lr"
+        if magnitude > LARGEST_MAGNITUDE:
+            return f"its update reaches {magnitude:.1e}: local training diverged; lower client_lr"
+        return None

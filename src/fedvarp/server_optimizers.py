@@ -1,0 +1,91 @@
+"""How the server walks in the direction v."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class ServerOptimizer(ABC):
+    """One step of the server's model; what it remembers is saved by checkpoints."""
+
+    @abstractmethod
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """Moves w, in place, against v.
+
+        Args:
+            w: (d,), the model.
+            v: (d,), the direction, per unit of client walk; may be overwritten.
+            scale: How far the clients walked, η_c times the mean number of local steps.
+        """
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What the optimiser remembers, by name."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave."""
+        if tensors:
+            raise ValueError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+
+
+def _positive(lr: float) -> float:
+    if not lr > 0:
+        raise ValueError(f"The server learning rate is {lr}; it must be above zero (paper: 1.0).")
+    return lr
+
+
+class SGD(ServerOptimizer):
+    """The paper's server step, w ← w − η_s η_c τ v."""
+
+    def __init__(self, lr: float = 1.0) -> None:
+        self.lr = _positive(lr)
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """w ← w − η_s · scale · v: line 9 of Algorithms 2 and 3."""
+        w.add_(v, alpha=-self.lr * scale)
+
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+        return {"optimizer": "sgd", "server_lr": self.lr}
+
+
+class Momentum(ServerOptimizer):
+    """Heavy-ball momentum on the server: u ← β u + v, w ← w − η_s · scale · u.
+
+    u stays per unit of client walk, so that a decaying client rate does not leave old, long steps
+    in it.
+    """
+
+    def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
+        if not 0 <= beta < 1:
+            raise ValueError(f"The server momentum is {beta}; it must be in [0, 1), usually 0.9.")
+        self.lr = _positive(lr)
+        self.beta = beta
+        self._u: Tensor | None = None
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """One step; the first one is that of SGD."""
+        if self._u is None:
+            self._u = torch.zeros_like(w)
+        self._u.mul_(self.beta).add_(v)
+        w.add_(self._u, alpha=-self.lr * scale)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The velocity, once there is one."""
+        return {} if self._u is None else {"velocity": self._u}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the velocity back."""
+        self._u = tensors.get("velocity")
+
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+        return {"optimizer": "momentum", "server_lr": self.lr, "server_momentum": self.beta}

@@ -1,0 +1,386 @@
+"""The paper's algebra, over every algorithm, table and codec it applies to."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import registry
+from fedvarp import (
+    MIFA,
+    SGD,
+    Aggregator,
+    FedAvg,
+    FedVARP,
+    InMemoryStates,
+    Momentum,
+    RoundUpdates,
+    Scaffold,
+    Server,
+    cluster_fedvarp,
+    stream,
+)
+from fedvarp.client_states import CODECS
+from quadratics import Quadratics
+
+N, M, D, ROUNDS = 12, 4, 6, 60
+
+every_algorithm = pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
+every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
+every_place = pytest.mark.parametrize("place", registry.PLACES)
+
+
+def problem_for(codec: str) -> Quadratics:
+    return Quadratics.make(N, D, torch.float64 if codec == "float64" else torch.float32)
+
+
+def tolerance(codec: str) -> float:
+    """The arithmetic of a codec is exact in float64; elsewhere float32, over sixty rounds."""
+    return 1e-13 if codec == "float64" else 2e-5
+
+
+@contextlib.contextmanager
+def server_of(algorithm: str, place: str, codec: str, problem: Quadratics) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        aggregator = registry.algorithm_in(
+            algorithm, place, Path(folder), problem.num_clients, problem.dim, codec
+        )
+        try:
+            yield Server(torch.zeros_like(problem.centres[0]), aggregator, SGD())
+        finally:
+            registry.close(aggregator.states)
+
+
+def iterates(server: Server, problem: Quadratics, size: int, rounds: int = ROUNDS) -> Tensor:
+    """(rounds, d): the model after each round."""
+    history = []
+    for t in range(rounds):
+        server.receive(problem.train(server.broadcast(problem.cohort(t, size))))
+        history.append(server.w.clone())
+    return torch.stack(history)
+
+
+def run(aggregator: Aggregator, problem: Quadratics, size: int = M) -> Tensor:
+    return iterates(Server(torch.zeros_like(problem.centres[0]), aggregator, SGD()), problem, size)
+
+
+def table(codec: str = "float64", num_clients: int = N) -> InMemoryStates:
+    return InMemoryStates(num_clients, D, codec)
+
+
+# Identities between the algorithms
+
+
+@every_codec
+@every_place
+def test_one_cluster_per_client_is_fedvarp_bit_for_bit(
+    codec: str, place: str, tmp_path: Path
+) -> None:
+    problem = problem_for(codec)
+    rows = registry.rows_in(place, tmp_path, N, D, codec)
+    clustered = run(cluster_fedvarp(torch.arange(N), rows), problem)
+    registry.close(rows)
+    assert torch.equal(clustered, run(FedVARP(table(codec)), problem))
+
+
+@every_codec
+@every_place
+def test_a_single_cluster_has_the_iterates_of_fedavg(
+    codec: str, place: str, tmp_path: Path
+) -> None:
+    """y + average(Δ − y) = average(Δ) whatever the one row y holds, so lossy codecs too."""
+    problem = problem_for(codec)
+    rows = registry.rows_in(place, tmp_path, 1, D, codec)
+    clustered = run(cluster_fedvarp(torch.zeros(N, dtype=torch.int64), rows), problem)
+    registry.close(rows)
+    torch.testing.assert_close(clustered, run(FedAvg(), problem), rtol=0, atol=tolerance(codec))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "codec"),
+    [("FedVARP", codec) for codec in registry.CODEC_NAMES]
+    + [("ClusterFedVARP", codec) for codec in registry.CODEC_NAMES]
+    # MIFA's direction is the stored mean itself, which a lossy codec changes.
+    + [("MIFA", codec) for codec, how in CODECS.items() if how.lossless],
+)
+@every_place
+def test_full_participation_is_fedavg(algorithm: str, codec: str, place: str) -> None:
+    problem = problem_for(codec)
+    with server_of(algorithm, place, codec, problem) as server:
+        found = iterates(server, problem, size=N)
+    torch.testing.assert_close(found, run(FedAvg(), problem, N), rtol=0, atol=tolerance(codec))
+
+
+def test_one_step_and_one_client_is_saga() -> None:
+    """SAGA (Defazio et al., 2014) over the clients, written out."""
+    problem = Quadratics.make(N, D)
+    server = Server(torch.zeros(D, dtype=torch.float64), FedVARP(table()), SGD())
+    w = torch.zeros(D, dtype=torch.float64)
+    stored = torch.zeros(N, D, dtype=torch.float64)
+    for t in range(200):
+        cohort = problem.cohort(t, 1)
+        server.receive(problem.train(server.broadcast(cohort), num_steps=1))
+        j = int(cohort)
+        gradient = problem.gradient(j, w)
+        w = w - problem.client_lr * (gradient - stored[j] + stored.mean(0))
+        stored[j] = gradient
+        torch.testing.assert_close(server.w, w, rtol=0, atol=1e-13)
+    assert (w - problem.optimum()).norm() < 1e-2 * problem.optimum().norm()
+
+
+@every_place
+def test_scaffold_is_the_textbook_with_variates_on_the_clients(place: str) -> None:
+    """Karimireddy et al., 2020, Algorithm 1, option II, η_g = 1, written out."""
+    problem = Quadratics.make(N, D)
+    K, lr = 5, problem.client_lr
+    x = torch.zeros(D, dtype=torch.float64)
+    c = torch.zeros(D, dtype=torch.float64)
+    c_of = torch.zeros(N, D, dtype=torch.float64)
+    with server_of("Scaffold", place, "float64", problem) as server:
+        for t in range(ROUNDS):
+            cohort = problem.cohort(t, M)
+            server.receive(problem.train(server.broadcast(cohort), num_steps=K))
+            x_change, c_change = torch.zeros_like(x), torch.zeros_like(c)
+            for i in cohort.tolist():
+                y = x.clone()
+                for _ in range(K):
+                    y = y - lr * (problem.gradient(i, y) - c_of[i] + c)
+                c_new = c_of[i] - c + (x - y) / (K * lr)
+                x_change += (y - x) / M
+                c_change += (c_new - c_of[i]) / M
+                c_of[i] = c_new
+            x, c = x + x_change, c + M / N * c_change
+            torch.testing.assert_close(server.w, x, rtol=0, atol=1e-13)
+        states = server.aggregator.states
+        assert states is not None
+        torch.testing.assert_close(states.mean(), c, rtol=0, atol=1e-13)
+    assert (x - problem.optimum()).norm() < 1e-2
+
+
+# Expectation and variance over all cohorts
+
+n, m = 6, 3  # small enough to enumerate every cohort
+
+
+def direction(aggregator: Aggregator, clients: tuple[int, ...], deltas: Tensor) -> Tensor:
+    """v for that cohort, leaving the aggregator as it was."""
+    ones = torch.ones(len(clients), dtype=torch.int64)
+    cohort = torch.tensor(clients)
+    return copy.deepcopy(aggregator).aggregate(
+        RoundUpdates(cohort, deltas[cohort], ones, ones, scale=1.0)
+    )
+
+
+def expected_direction(aggregator: Aggregator, deltas: Tensor) -> Tensor:
+    cohorts = itertools.combinations(range(n), m)
+    return torch.stack([direction(aggregator, S, deltas) for S in cohorts]).double().mean(0)
+
+
+def clusters_of_two(states: InMemoryStates) -> FedVARP:
+    return cluster_fedvarp(torch.arange(n) % 2, states)
+
+
+def deltas_and_history(codec: str) -> tuple[Tensor, Tensor]:
+    generator = stream(0, "deltas")
+    dtype = torch.float64 if codec == "float64" else torch.float32
+    deltas = torch.randn(n, D, generator=generator, dtype=dtype)
+    return deltas, torch.randn(n, D, generator=generator, dtype=dtype)
+
+
+@every_codec
+@pytest.mark.parametrize(
+    ("build", "rows"), [(FedVARP, n), (clusters_of_two, 2)], ids=["FedVARP", "ClusterFedVARP"]
+)
+def test_the_direction_is_unbiased_whatever_the_table_holds(
+    build: Callable[[InMemoryStates], FedVARP], rows: int, codec: str
+) -> None:
+    deltas, history = deltas_and_history(codec)
+    aggregator = build(InMemoryStates(rows, D, codec))
+    aggregator.y.put(torch.tensor([0, 1, 3, 4]), history[:4])
+    aggregator.y.put(torch.tensor([1, 2]), history[4:])
+    found = expected_direction(aggregator, deltas)
+    atol = 1e-14 if codec == "float64" else 1e-6
+    torch.testing.assert_close(found, deltas.double().mean(0), rtol=0, atol=atol)
+
+
+def test_mifas_bias_is_what_algebra_says() -> None:
+    """A client is in the cohort with probability m/n; else its old row counts: E[v] is a mix."""
+    deltas, history = deltas_and_history("float64")
+    mifa = MIFA(InMemoryStates(n, D, "float64"))
+    mifa.y.put(torch.arange(4), history[:4])
+    y = mifa.y.get(torch.arange(n))
+    bias = expected_direction(mifa, deltas) - deltas.mean(0)
+    torch.testing.assert_close(bias, (1 - m / n) * (y - deltas).mean(0), rtol=0, atol=1e-14)
+    assert bias.norm() > 0.1
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedVARP"])
+def test_the_variance_is_lemma_4s(algorithm: str) -> None:
+    """(n−m)/(m(n−1)) · 1/n Σ‖x_i − x̄‖² with x_i = Δ_i for FedAvg, Δ_i − y_i for FedVARP."""
+    deltas, history = deltas_and_history("float64")
+    aggregator: Aggregator = FedAvg()
+    x = deltas
+    if algorithm == "FedVARP":
+        varp = FedVARP(InMemoryStates(n, D, "float64"))
+        varp.y.put(torch.arange(n), history)
+        aggregator, x = varp, deltas - history
+    squares = [
+        (direction(aggregator, S, deltas) - deltas.mean(0)).square().sum()
+        for S in itertools.combinations(range(n), m)
+    ]
+    lemma = (n - m) / (m * (n - 1)) * (x - x.mean(0)).square().sum(1).mean()
+    torch.testing.assert_close(torch.stack(squares).mean(), lemma, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedVARP", "ClusterFedVARP"])
+@pytest.mark.parametrize("objective", ["equal", "unequal"])
+def test_any_sampling_and_any_client_weights_stay_unbiased(algorithm: str, objective: str) -> None:
+    """A lopsided design over cohorts, its own π_i, weights p_i/π_i: E[v] = Σ p_i Δ_i exactly."""
+    deltas, history = deltas_and_history("float64")
+    cohorts = list(itertools.combinations(range(n), m))
+    chances = torch.arange(1.0, len(cohorts) + 1, dtype=torch.float64)
+    chances /= chances.sum()
+    member = torch.tensor([[i in S for i in range(n)] for S in cohorts], dtype=torch.float64)
+    inclusion = chances @ member
+    p = torch.arange(1.0, n + 1) if objective == "unequal" else torch.ones(n)
+    p = p.double() / p.sum()
+
+    aggregator: Aggregator = FedAvg()
+    if algorithm == "FedVARP":
+        varp = FedVARP(InMemoryStates(n, D, "float64", client_weights=p))
+    elif algorithm == "ClusterFedVARP":
+        varp = cluster_fedvarp(torch.arange(n) % 2, InMemoryStates(2, D, "float64"), p)
+    if algorithm != "FedAvg":
+        varp.y.put(torch.arange(4), history[:4])
+        aggregator = varp
+
+    total = torch.zeros(D, dtype=torch.float64)
+    for S, chance in zip(cohorts, chances, strict=True):
+        clients = torch.tensor(S)
+        ones = torch.ones(m, dtype=torch.int64)
+        updates = RoundUpdates(
+            clients, deltas[clients], ones, ones, 1.0, weights=(p / inclusion)[clients]
+        )
+        total += chance * copy.deepcopy(aggregator).aggregate(updates)
+    torch.testing.assert_close(total, p @ deltas, rtol=0, atol=1e-14)
+
+
+# What must not matter
+
+
+@every_codec
+@every_place
+@every_algorithm
+def test_the_order_of_the_replies_changes_nothing(algorithm: str, place: str, codec: str) -> None:
+    problem = problem_for(codec)
+    with (
+        server_of(algorithm, place, codec, problem) as one,
+        server_of(algorithm, place, codec, problem) as other,
+    ):
+        for t in range(8):
+            updates = problem.train(one.broadcast(problem.cohort(t, M)))
+            one.receive(updates)
+            other.receive(
+                updates.keep(torch.randperm(M, generator=stream(t, "order")).tolist(), {})
+            )
+            assert torch.equal(one.w, other.w)
+        assert_same_states(one, other)
+
+
+@every_codec
+@every_place
+@every_algorithm
+@pytest.mark.parametrize("fault", ["NaN", "infinity", "enormous", "no steps"])
+def test_a_bad_reply_changes_nothing_but_its_absence(
+    algorithm: str, place: str, codec: str, fault: str
+) -> None:
+    problem = problem_for(codec)
+    with (
+        server_of(algorithm, place, codec, problem) as bothered,
+        server_of(algorithm, place, codec, problem) as calm,
+    ):
+        for t in range(6):
+            updates = problem.train(calm.broadcast(problem.cohort(t, M)))
+            victim = t % M
+            spoilt = spoil(updates, victim, fault)
+            report = bothered.receive(spoilt)
+            absent = [i for i in range(M) if i != victim]
+            calm.receive(updates.keep(absent, {}))
+            assert list(report.refused) == [int(updates.clients[victim])]
+            assert report.accepted == tuple(updates.clients[absent].tolist())
+            assert torch.equal(bothered.w, calm.w)
+        assert_same_states(bothered, calm)
+
+
+def spoil(updates: RoundUpdates, victim: int, fault: str) -> RoundUpdates:
+    deltas, steps = updates.deltas.clone(), updates.num_steps.clone()
+    if fault == "no steps":
+        steps[victim] = 0
+        # The scale of a round is that of the steps taken.
+        scale = updates.scale * float(steps.double().mean() / updates.num_steps.double().mean())
+        return replace(updates, num_steps=steps, scale=scale)
+    deltas[victim, 2] = {"NaN": math.nan, "infinity": math.inf, "enormous": 1e25}[fault]
+    return replace(updates, deltas=deltas)
+
+
+def assert_same_states(one: Server, other: Server) -> None:
+    a, b = one.aggregator.states, other.aggregator.states
+    if a is None or b is None:
+        assert a is b
+        return
+    everyone = torch.arange(a.num_clients)
+    assert torch.equal(a.get(everyone), b.get(everyone))
+    assert torch.equal(a.mean(), b.mean())
+
+
+@every_codec
+@every_place
+@every_algorithm
+def test_a_round_without_a_valid_reply_leaves_everything_as_it_was(
+    algorithm: str, place: str, codec: str
+) -> None:
+    problem = problem_for(codec)
+    with server_of(algorithm, place, codec, problem) as server:
+        for t in range(3):
+            server.receive(problem.train(server.broadcast(problem.cohort(t, M))))
+        w, states = server.w.clone(), server.aggregator.states
+        rows = None if states is None else states.get(torch.arange(N))
+        updates = problem.train(server.broadcast(problem.cohort(3, M)))
+        report = server.receive(replace(updates, deltas=updates.deltas * math.nan))
+        assert report.accepted == ()
+        assert len(report.refused) == M
+        assert server.round == report.round == 3
+        assert torch.equal(server.w, w)
+        if states is not None and rows is not None:
+            assert torch.equal(states.get(torch.arange(N)), rows)
+
+
+# The reason the package exists
+
+
+def test_fedvarp_converges_where_fedavg_hovers() -> None:
+    """Constant rates, 1 of 12 clients: FedVARP's distance to the fixed point vanishes."""
+    problem = Quadratics.make(N, D)
+    fedavg, varp = run(FedAvg(), problem, 1), run(FedVARP(table()), problem, 1)
+    with_momentum = Server(torch.zeros(D, dtype=torch.float64), FedVARP(table()), Momentum(0.1))
+    full = run(FedAvg(), problem, N)[-1]
+    for t in range(600):
+        with_momentum.receive(problem.train(with_momentum.broadcast(problem.cohort(t, 1))))
+    assert (fedavg[-20:] - full).norm(dim=1).mean() > 0.3
+    assert (varp[-20:] - full).norm(dim=1).mean() < 0.5 * (fedavg[-20:] - full).norm(dim=1).mean()
+    assert (with_momentum.w - full).norm() < 1e-3
+
+
+def test_scaffold_starts_without_a_correction() -> None:
+    corrections = Scaffold(table()).corrections(torch.tensor([0, 3]))
+    assert torch.equal(corrections, torch.zeros(2, D, dtype=torch.float64))

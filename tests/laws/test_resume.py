@@ -1,0 +1,125 @@
+"""Resuming after any commit gives the run that was never interrupted, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import registry
+from fedvarp import SGD, Checkpoint, Momentum, Server, ServerOptimizer
+from quadratics import Quadratics
+
+N, M, D, ROUNDS = 12, 4, 6, 9
+
+every_algorithm = pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
+every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
+
+
+def problem_for(codec: str) -> Quadratics:
+    return Quadratics.make(N, D, torch.float64 if codec == "float64" else torch.float32)
+
+
+def optimizer_named(name: str) -> ServerOptimizer:
+    return SGD() if name == "sgd" else Momentum(0.5, 0.9)
+
+
+def one_sitting(
+    folder: Path, algorithm: str, place: str, codec: str, optimizer: str, until: int
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Opens the folder, goes on to round `until` with a commit after each round, closes it."""
+    problem = problem_for(codec)
+    aggregator = registry.algorithm_in(algorithm, place, folder, N, D, codec)
+    with Checkpoint(folder, fsync=False) as checkpoint:
+        server = Server(
+            torch.zeros_like(problem.centres[0]), aggregator, optimizer_named(optimizer)
+        )
+        checkpoint.restore(server)
+        while server.round < until:
+            server.receive(problem.train(server.broadcast(problem.cohort(server.round, M))))
+            checkpoint.commit(server)
+        states = aggregator.states
+        rows = None if states is None else states.get(torch.arange(N))
+        mean = None if states is None else states.mean()
+    registry.close(states)
+    return server.w, rows, mean
+
+
+def assert_equal(one: tuple[object, ...], other: tuple[object, ...]) -> None:
+    for a, b in zip(one, other, strict=True):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            assert torch.equal(a, b)
+        else:
+            assert a is b is None
+
+
+@every_algorithm
+@every_codec
+@pytest.mark.parametrize("place", registry.PLACES)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_a_run_in_many_sittings_is_the_run_in_one(
+    tmp_path: Path, algorithm: str, codec: str, place: str, optimizer: str
+) -> None:
+    whole = one_sitting(tmp_path / "whole", algorithm, place, codec, optimizer, ROUNDS)
+    for until in range(1, ROUNDS + 1):  # a new process's worth of objects after every commit
+        pieces = one_sitting(tmp_path / "pieces", algorithm, place, codec, optimizer, until)
+    assert_equal(pieces, whole)
+
+
+@pytest.mark.parametrize("algorithm", ["FedVARP", "ClusterFedVARP"])
+@every_codec
+def test_a_table_may_move_between_memory_and_disk(
+    tmp_path: Path, algorithm: str, codec: str
+) -> None:
+    whole = one_sitting(tmp_path / "whole", algorithm, "memory", codec, "sgd", ROUNDS)
+    for until in range(1, ROUNDS + 1):
+        place = registry.PLACES[until % 2]
+        pieces = one_sitting(tmp_path / "pieces", algorithm, place, codec, "sgd", until)
+    assert_equal(pieces, whole)
+
+
+@pytest.mark.parametrize("place", registry.PLACES)
+def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) -> None:
+    """A sitting that ends between commits: model and table go back together."""
+    problem = problem_for("float32")
+    whole = one_sitting(tmp_path / "whole", "FedVARP", place, "float32", "sgd", ROUNDS)
+
+    def sitting(rounds: int, commits: int) -> None:
+        aggregator = registry.algorithm_in("FedVARP", place, tmp_path / "cut", N, D, "float32")
+        with Checkpoint(tmp_path / "cut", fsync=False) as checkpoint:
+            server = Server(torch.zeros(D), aggregator, SGD())
+            checkpoint.restore(server)
+            for t in range(rounds):
+                server.receive(problem.train(server.broadcast(problem.cohort(server.round, M))))
+                if t < commits:
+                    checkpoint.commit(server)
+        registry.close(aggregator.states)
+
+    sitting(rounds=5, commits=3)
+    assert_equal(one_sitting(tmp_path / "cut", "FedVARP", place, "float32", "sgd", ROUNDS), whole)
+
+
+def test_a_healed_sum_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    """An outlier comes in one sitting and goes in the next: both must heal the same way."""
+
+    def sitting(folder: Path, start: int, stop: int) -> torch.Tensor:
+        from fedvarp import FedVARP, InMemoryStates, RoundUpdates
+
+        with Checkpoint(folder, fsync=False) as checkpoint:
+            server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD(0.01))
+            checkpoint.restore(server)
+            for t in range(start, stop):
+                deltas = torch.full((2, D), 1e12 if t == 2 else 1.0 + t / 3)
+                ones = torch.ones(2, dtype=torch.int64)
+                clients = torch.tensor([t % 3, 5 + t % 4])
+                server.receive(RoundUpdates(clients, deltas, ones, ones, scale=1e-12))
+                checkpoint.commit(server)
+            states = server.aggregator.states
+            assert states is not None
+            return torch.cat([server.w, states.mean()])
+
+    whole = sitting(tmp_path / "whole", 0, 12)
+    for t in range(12):
+        pieces = sitting(tmp_path / "pieces", t, t + 1)
+    assert torch.equal(pieces, whole)
