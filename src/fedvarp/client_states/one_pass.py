@@ -52,11 +52,10 @@ def exchange_rows(
             _kernels.clear()
             _compiling.allowed = False
             _logger.warning(
-                "torch.compile does not work here (%s: %s). Large models use plain tensor "
+                "torch.compile does not work here (%s). Large models use plain tensor "
                 "operations, about three times slower in each server update. A missing C++ "
                 "compiler is the usual cause.",
-                type(reason).__name__,
-                str(reason).partition("\n")[0],
+                " ".join(str(reason).split())[:300],
             )
     _in_stretches(codec, encoded, updates, weights.tolist(), shares.tolist(), total, average)
     return average
