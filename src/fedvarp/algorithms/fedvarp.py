@@ -20,11 +20,11 @@ class FedVARP(Aggregator):
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S.
 
-        `exchange` returns the average and replaces the rows in one pass over memory; as two lines:
-        ``updates.average(delta - y.get(S))`` and ``y.put(S, delta)``.
+        `exchange` does two lines in one pass over memory:
+        ``v += updates.average(delta - y.get(S))`` and ``y.put(S, delta)``.
         """
         v = self.y.mean()
-        v += self.y.exchange(updates)  # line 8; and lines 10-14
+        self.y.exchange(updates, v)  # line 8; and lines 10-14
         return v
 
     @property

@@ -40,14 +40,13 @@ class ClientStates(ABC):
     def mean(self) -> Tensor:
         """The mean row over all clients, (d,), a new tensor; O(d) whatever N is."""
 
-    def exchange(self, updates: RoundUpdates) -> Tensor:
-        """The average of Δ_i − y_i over the cohort, (d,); then y_i becomes Δ_i.
+    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
+        """Adds the average of Δ_i − y_i over the cohort to v, (d,); then y_i becomes Δ_i.
 
         These two lines are the meaning; tables do the same in one pass over memory.
         """
-        change = updates.average(updates.deltas - self.get(updates.clients))
+        v += updates.average(updates.deltas - self.get(updates.clients))
         self.put(updates.clients, updates.deltas)
-        return change
 
     @property
     @abstractmethod

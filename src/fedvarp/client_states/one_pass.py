@@ -28,77 +28,63 @@ def exchange_rows(
     codec: Codec,
     encoded: Sequence[Tensor],
     updates: Tensor,
-    weights: Tensor,
     shares: Tensor,
     total: Tensor,
-) -> Tensor:
-    """Overwrites M rows, keeps `total` = Σ share · row, returns Σ weight · (update - old row).
+    weights: Tensor | None = None,
+    v: Tensor | None = None,
+) -> None:
+    """Overwrites M rows, keeps `total` = Σ share · row, adds Σ weight · (update − old row) to v.
 
     Args:
         codec: How the rows are written.
         encoded: M rows as bytes, changed in place.
         updates: (M, d) finite numbers of dtype `codec.values`.
-        weights: (M,) float64.
         shares: (M,) float64, how many clients each row stands for.
         total: (d,) float64, changed in place.
+        weights: (M,) float64; None if nobody asks for the average.
+        v: (d,) of dtype `codec.values`, changed in place; None likewise.
     """
-    average = torch.empty(updates.shape[1], dtype=codec.values, device=updates.device)
-    if codec.lossless and updates.shape[1] >= _COMPILE_FROM and _fits_a_kernel(len(encoded)):
-        try:
-            rows = [row.view(codec.values) for row in encoded]
-            _kernels[len(encoded)](rows, updates, weights, shares, total, average)
-            return average
-        except Exception as reason:  # raised while compiling, before anything was written
-            _kernels.clear()
-            _compiling.allowed = False
-            _logger.warning(
-                "torch.compile does not work here (%s). Large models use plain tensor "
-                "operations, about three times slower in each server update. A missing C++ "
-                "compiler is the usual cause.",
-                " ".join(str(reason).split())[:300],
-            )
-    _in_stretches(codec, encoded, updates, weights.tolist(), shares.tolist(), total, average)
-    return average
+    if weights is None or v is None:
+        _in_stretches(codec, encoded, updates, shares.tolist(), total)
+    elif not _fused_if_large(codec, encoded, updates, shares, total, weights, v):
+        _in_stretches(codec, encoded, updates, shares.tolist(), total, weights.tolist(), v)
 
 
 def _in_stretches(
     codec: Codec,
     encoded: Sequence[Tensor],
     updates: Tensor,
-    weights: list[float],
     shares: list[float],
     total: Tensor,
-    average: Tensor,
+    weights: list[float] | None = None,
+    v: Tensor | None = None,
 ) -> None:
     dim = updates.shape[1]
     for start in range(0, dim, _STRETCH):
         stop = min(start + _STRETCH, dim)
         step = torch.zeros(stop - start, dtype=torch.float64, device=updates.device)
         grown = torch.zeros_like(step)
-        for row, update, weight, share in zip(encoded, updates, weights, shares, strict=True):
-            new = update[start:stop]
+        for m, (row, share) in enumerate(zip(encoded, shares, strict=True)):
+            new = updates[m, start:stop]
             old = codec.decode(row, start, stop).double()
             change = new.double() - old
-            step += change * weight
+            if weights is not None:
+                step += change * weights[m]
             codec.encode(row, start, new)
             if not codec.lossless:
                 # The sum follows what was stored, not what was sent: mean() stays that of get().
                 change = codec.decode(row, start, stop).double() - old
             grown += change * share
-        average[start:stop] = step
         total[start:stop] += grown
+        if v is not None:
+            v[start:stop] = v[start:stop].double() + step
 
 
 Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], Any]
 
 
 def _fused(
-    rows: list[Tensor],
-    updates: Tensor,
-    weights: Tensor,
-    shares: Tensor,
-    total: Tensor,
-    average: Tensor,
+    rows: list[Tensor], updates: Tensor, shares: Tensor, total: Tensor, weights: Tensor, v: Tensor
 ) -> None:
     """The same arithmetic as `_in_stretches`, in the same order, for the compiler to fuse."""
     step = torch.zeros_like(total)
@@ -107,10 +93,38 @@ def _fused(
         change = updates[m].double() - row.double()
         step = step + change * weights[m]
         grown = grown + change * shares[m]
-    average.copy_(step)
     total.add_(grown)
+    v.copy_(v.double() + step)
     for m, row in enumerate(rows):
         row.copy_(updates[m])
+
+
+def _fused_if_large(
+    codec: Codec,
+    encoded: Sequence[Tensor],
+    updates: Tensor,
+    shares: Tensor,
+    total: Tensor,
+    weights: Tensor,
+    v: Tensor,
+) -> bool:
+    """Whether a compiled kernel did the work; False: it is still to be done."""
+    if not codec.lossless or updates.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
+        return False
+    rows = [row.view(codec.values) for row in encoded]
+    try:
+        _kernels[len(encoded)](rows, updates, shares, total, weights, v)
+    except Exception as reason:  # raised while compiling, before anything was written
+        _kernels.clear()
+        _compiling.allowed = False
+        _logger.warning(
+            "torch.compile does not work here (%s). Large models use plain tensor operations, "
+            "about three times slower in each server update. A missing C++ compiler is the usual "
+            "cause.",
+            " ".join(str(reason).split())[:300],
+        )
+        return False
+    return True
 
 
 @dataclass

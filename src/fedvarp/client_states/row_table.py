@@ -108,8 +108,7 @@ class RowTable(ClientStates):
     def put(self, clients: Tensor, rows: Tensor) -> None:
         """Overwrites the rows of these clients, O(M·d)."""
         check_put(self, clients, rows)
-        ignored = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
-        self._overwrite(clients, rows, ignored, row_magnitudes(rows))
+        self._overwrite(clients, rows, row_magnitudes(rows))
 
     def mean(self) -> Tensor:
         """The mean row over all clients, (d,), a new tensor."""
@@ -120,25 +119,28 @@ class RowTable(ClientStates):
             mean[stretch] = self._sum[stretch] / self._total_share
         return mean
 
-    def exchange(self, updates: RoundUpdates) -> Tensor:
-        """The average of Δ_i − y_i over the cohort, (d,); then y_i becomes Δ_i. One pass."""
+    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
+        """Adds the average of Δ_i − y_i over the cohort to v, (d,); then y_i becomes Δ_i."""
         check_put(self, updates.clients, updates.deltas)
-        return self._overwrite(
-            updates.clients, updates.deltas, updates.averaging_weights, updates.magnitudes
+        self._overwrite(
+            updates.clients, updates.deltas, updates.magnitudes, updates.averaging_weights, v
         )
 
     def _overwrite(
-        self, clients: Tensor, rows: Tensor, weights: Tensor, magnitudes: list[float]
-    ) -> Tensor:
+        self,
+        clients: Tensor,
+        rows: Tensor,
+        magnitudes: list[float],
+        weights: Tensor | None = None,
+        v: Tensor | None = None,
+    ) -> None:
         check_finite(clients, magnitudes)
         numbers = clients.tolist()
         self._bring_sum_up_to_date()
         encoded = [self._encoded(client) for client in numbers]
         present = max(magnitudes, default=0.0)
         suspect = self._largest_suspect(encoded, present)
-        average = exchange_rows(
-            self.codec, encoded, rows, weights, self._shares_of(clients), self._sum
-        )
+        exchange_rows(self.codec, encoded, rows, self._shares_of(clients), self._sum, weights, v)
         for client, row in zip(numbers, encoded, strict=True):
             self._keep(client, row)
         self._changed.update(numbers)
@@ -146,7 +148,6 @@ class RowTable(ClientStates):
         if suspect:
             self._heal(suspect, present)
         self._after_overwrite()
-        return average
 
     def _after_overwrite(self) -> None:
         """A chance for a subclass to save what has just changed."""

@@ -58,21 +58,18 @@ class SharedByCluster(ClientStates):
         """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
         return self.states.mean()
 
-    def exchange(self, updates: RoundUpdates) -> Tensor:
-        """The average of Δ_i − y_{c_i}; then each cluster's row is the mean of its Δ_i."""
+    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
+        """Adds the average of Δ_i − y_{c_i} to v; then each cluster's row is its mean Δ_i."""
         check_put(self, updates.clients, updates.deltas)
         check_finite(updates.clients, updates.magnitudes)
         clusters = self._clusters(updates.clients)
         rows, means = _mean_by_cluster(clusters, updates.deltas)
         weights = updates.averaging_weights
         row_weights = _sum_by_cluster(weights.cpu(), clusters, self.states.num_clients)[rows]
-        average = self.states.exchange(
-            updates.onto_rows(rows, means, row_weights.to(weights.device))
-        )
+        self.states.exchange(updates.onto_rows(rows, means, row_weights.to(weights.device)), v)
         if updates.weights is not None and len(rows) < len(clusters):
             # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
-            average += updates.average(updates.deltas) - row_weights.to(means) @ means
-        return average
+            v += updates.average(updates.deltas) - row_weights.to(means) @ means
 
     def add_clients(self, clusters: Tensor) -> range:
         """Lets more clients in, one in each of these clusters; returns their numbers.

@@ -1,0 +1,34 @@
+"""`make bench`: every table of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+
+import torch
+
+from benchmarks import commits, many_clients, server_update
+
+BENCHMARKS = {
+    "server-update": server_update.measure,
+    "many-clients": many_clients.measure,
+    "commits": commits.measure,
+}
+
+
+def main(names: list[str]) -> None:
+    """Runs the benchmarks of these names, or all of them, and prints Markdown."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"No benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}.")
+    print(
+        f"Measured {datetime.date.today()}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads, {platform.machine()}.\n"
+    )
+    for name in names or BENCHMARKS:
+        print(BENCHMARKS[name](), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

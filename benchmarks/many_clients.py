@@ -1,0 +1,69 @@
+"""The server's time per round and memory as the number of registered clients grows."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import interleaved, table
+from fedvarp import SGD, FedVARP, InMemoryStates, RoundUpdates, Server, stream
+
+DIM, COHORT = 62_006, 5
+SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
+
+
+def resident_mb() -> float:
+    """Resident memory of this process; zero where the system does not tell."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * 4096 / 1e6 if status.exists() else 0.0
+
+
+def a_round(num_clients: int) -> Callable[[], None]:
+    """A server for that many clients of whom a hundred ever take part, and its next round."""
+    server = Server(torch.zeros(DIM), FedVARP(InMemoryStates(num_clients, DIM)), SGD())
+    ones = torch.ones(COHORT, dtype=torch.int64)
+    deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
+    seen = torch.randperm(num_clients, generator=stream(0, "seen"))[:100].view(-1, COHORT)
+
+    def run() -> None:
+        clients = seen[server.round % len(seen)].sort().values
+        server.receive(RoundUpdates(clients, deltas, ones, ones, scale=1e-3))
+
+    for _ in range(len(seen)):
+        run()
+    return run
+
+
+def measure(repeats: int = 400) -> str:
+    seconds = interleaved({f"{n:,}": a_round(n) for n in SIZES}, repeats)
+    least = seconds[f"{SIZES[0]:,}"]
+    rows = [[name, f"{s * 1e3:.2f} ms", f"{s / least:.2f}"] for name, s in seconds.items()]
+    by_clients = table(
+        f"Server time per round, d = {DIM:,}, M = {COHORT}, 100 clients ever seen",
+        ["registered clients", "round", "ratio to the first"],
+        rows,
+    )
+
+    gc.collect()
+    states = InMemoryStates(1_000_000, DIM)
+    empty = resident_mb()
+    memory = []
+    for written in (250, 500, 1_000, 2_000):
+        for client in range(states.num_rows, written):
+            states.put(torch.tensor([client]), torch.ones(1, DIM))
+        per_row = (resident_mb() - empty) / written
+        memory.append(
+            [f"{written:,}", f"{resident_mb() - empty:.0f} MB", f"{per_row * 1e3:.0f} kB"]
+        )
+    return (
+        by_clients
+        + "\n"
+        + table(
+            f"Resident memory of a float32 table for 1,000,000 clients (a row is {4 * DIM / 1e3:.0f} kB)",
+            ["rows ever written", "resident", "per row"],
+            memory,
+        )
+    )

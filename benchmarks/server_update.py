@@ -1,0 +1,61 @@
+"""`Server.receive` for FedVARP at the size of ResNet-18, against moving the bytes that must move."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.timing import interleaved, streaming, table
+from fedvarp import SGD, FedVARP, InMemoryStates, RoundUpdates, Server, stream
+
+DIM, COHORT = 11_173_962, 5
+
+
+def measure(repeats: int = 15) -> str:
+    rows = []
+    for threads in (1, torch.get_num_threads()):
+        torch.set_num_threads(threads)
+        server = Server(torch.zeros(DIM), FedVARP(InMemoryStates(COHORT, DIM)), SGD())
+        ones = torch.ones(COHORT, dtype=torch.int64)
+        clients = torch.arange(COHORT)
+        deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
+
+        def receive() -> None:
+            # A new RoundUpdates each time: what it caches about its rows is part of the cost.
+            server.receive(RoundUpdates(clients, deltas, ones, ones, scale=1e-3))  # noqa: B023
+
+        y = torch.zeros(COHORT, DIM)
+        mean, w = torch.zeros(DIM), torch.zeros(DIM)
+
+        def plain() -> None:
+            nonlocal y, mean, w  # noqa: B023
+            v = mean + (deltas - y).mean(0)  # noqa: B023
+            w = w - 1e-3 * v
+            mean = mean + (deltas - y).sum(0) / COHORT  # noqa: B023
+            y = deltas.clone()  # noqa: B023
+
+        # M updates read; M rows, the float64 sum and w read and written.
+        must_move = DIM * (4 * COHORT + 8 * COHORT + 16 + 8)
+        seconds = interleaved(
+            {"limit": streaming(must_move), "receive": receive, "plain": plain}, repeats
+        )
+        rows.append(
+            [
+                str(threads),
+                f"{must_move / 1e6:.0f} MB",
+                f"{must_move / seconds['limit'] / 1e9:.1f} GB/s",
+                f"{seconds['limit'] * 1e3:.0f} ms",
+                f"{seconds['receive'] * 1e3:.0f} ms",
+                f"**{seconds['receive'] / seconds['limit']:.2f}**",
+                f"{seconds['plain'] / seconds['limit']:.1f}",
+            ]
+        )
+    header = [
+        "threads",
+        "must move",
+        "bandwidth",
+        "limit",
+        "`receive`",
+        "`receive` / limit",
+        "plain expressions / limit",
+    ]
+    return table(f"Server update, FedVARP, d = {DIM:,}, M = {COHORT}", header, rows)

@@ -1,0 +1,49 @@
+"""Interleaved timing: machines are noisy, so only ratios taken side by side count."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2
+) -> dict[str, float]:
+    """Median seconds of each candidate, all of them timed in turn in every repeat."""
+    for _ in range(warm_up):
+        for run in candidates.values():
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repeats):
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def streaming(num_bytes: int) -> Callable[[], object]:
+    """Moves that many bytes through memory: a += s·b, counted as two reads and a write.
+
+    Over vectors far larger than the caches, as often as it takes.
+    """
+    numbers = min(num_bytes // 12, 2**24)
+    a, b = torch.zeros(numbers), torch.ones(numbers)
+    whole, rest = divmod(num_bytes // 12, numbers)
+
+    def run() -> None:
+        for _ in range(whole):
+            a.add_(b, alpha=1e-9)
+        if rest:
+            a[:rest].add_(b[:rest], alpha=1e-9)
+
+    return run
+
+
+def table(title: str, header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table under a heading."""
+    lines = [f"### {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
