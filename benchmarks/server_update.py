@@ -1,4 +1,4 @@
-"""`Server.receive` for FedVARP at the size of ResNet-18, against moving the bytes that must move."""
+"""`Server.receive` for FedVARP at the size of ResNet-18, against moving the bytes it must."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measure(repeats: int = 15) -> str:
         mean, w = torch.zeros(DIM), torch.zeros(DIM)
 
         def plain() -> None:
-            nonlocal y, mean, w  # noqa: B023
+            nonlocal y, mean, w
             v = mean + (deltas - y).mean(0)  # noqa: B023
             w = w - 1e-3 * v
             mean = mean + (deltas - y).sum(0) / COHORT  # noqa: B023

@@ -46,8 +46,18 @@ def test_seeds_that_differ_above_32_bits_differ() -> None:
 
 
 def test_keys_do_not_run_together() -> None:
-    variants = [(1, "a", 2, 3), (1, "a", 23), (12, "a", 3), (1, "a"), (1, "a", 2), (1, "a,2", 3)]
-    draws = {tuple(torch.rand(2, generator=stream(*key)).tolist()) for key in variants}
+    variants: list[tuple[int, str, list[int]]] = [
+        (1, "a", [2, 3]),
+        (1, "a", [23]),
+        (12, "a", [3]),
+        (1, "a", []),
+        (1, "a", [2]),
+        (1, "a,2", [3]),
+    ]
+    draws = {
+        tuple(torch.rand(2, generator=stream(seed, purpose, *key)).tolist())
+        for seed, purpose, key in variants
+    }
     assert len(draws) == len(variants)
 
 

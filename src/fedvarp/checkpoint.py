@@ -78,7 +78,8 @@ class Checkpoint:
     @property
     def notes(self) -> Mapping[str, Any]:
         """The notes last committed."""
-        return self._about.get("notes", {})
+        notes: Mapping[str, Any] = self._about.get("notes", {})
+        return notes
 
     def commit(
         self,

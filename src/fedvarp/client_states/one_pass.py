@@ -60,24 +60,27 @@ def _in_stretches(
     v: Tensor | None = None,
 ) -> None:
     dim = updates.shape[1]
+    # Made once: an allocation of this size goes to the system and back each time.
+    buffers = total.new_empty(5, min(dim, _STRETCH))
     for start in range(0, dim, _STRETCH):
         stop = min(start + _STRETCH, dim)
-        step = torch.zeros(stop - start, dtype=torch.float64, device=updates.device)
-        grown = torch.zeros_like(step)
+        old, change, product, step, grown = buffers[:, : stop - start]
+        step.zero_()
+        grown.zero_()
         for m, (row, share) in enumerate(zip(encoded, shares, strict=True)):
             new = updates[m, start:stop]
-            old = codec.decode(row, start, stop).double()
-            change = new.double() - old
+            old.copy_(codec.decode(row, start, stop))
             if weights is not None:
-                step += change * weights[m]
+                torch.sub(change.copy_(new), old, out=change)
+                step += torch.mul(change, weights[m], out=product)
             codec.encode(row, start, new)
-            if not codec.lossless:
-                # The sum follows what was stored, not what was sent: mean() stays that of get().
-                change = codec.decode(row, start, stop).double() - old
-            grown += change * share
+            # The sum follows what was stored, not what was sent: mean() stays that of get().
+            stored = new if codec.lossless else codec.decode(row, start, stop)
+            torch.sub(change.copy_(stored), old, out=change)
+            grown += torch.mul(change, share, out=product)
         total[start:stop] += grown
         if v is not None:
-            v[start:stop] = v[start:stop].double() + step
+            v[start:stop] = step.add_(v[start:stop])
 
 
 Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], Any]

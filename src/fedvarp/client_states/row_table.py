@@ -114,9 +114,11 @@ class RowTable(ClientStates):
         """The mean row over all clients, (d,), a new tensor."""
         self._bring_sum_up_to_date()
         mean = torch.empty(self.dim, dtype=self.values, device=self.device)
+        quotient = self._sum.new_empty(min(self.dim, _STRETCH))
         for start in range(0, self.dim, _STRETCH):
-            stretch = slice(start, start + _STRETCH)
-            mean[stretch] = self._sum[stretch] / self._total_share
+            part = self._sum[start : start + _STRETCH]
+            torch.div(part, self._total_share, out=quotient[: len(part)])
+            mean[start : start + _STRETCH] = quotient[: len(part)]
         return mean
 
     def exchange(self, updates: RoundUpdates, v: Tensor) -> None:

@@ -140,7 +140,7 @@ def _sum_by_cluster(numbers: Tensor, clusters: Tensor, num_clusters: int) -> Ten
 
 def _mean_by_cluster(clusters: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The clusters that occur, sorted, and the mean of the rows of each."""
-    distinct, place, count = clusters.unique(return_inverse=True, return_counts=True)
+    distinct, place, count = torch.unique(clusters, return_inverse=True, return_counts=True)
     if len(distinct) == len(clusters):
         order = place.argsort()
         in_order = bool((order[1:] > order[:-1]).all())

@@ -1,0 +1,271 @@
+"""Anybody's own data as a `FederatedDataset`: tensors, torch or Hugging Face data sets, functions.
+
+>>> import torch
+>>> two_clients = [(torch.zeros(3, 2), torch.zeros(3)), (torch.ones(5, 2), torch.ones(5))]
+>>> data = from_tensors(two_clients, client_names=["Ada", "Grace"])
+>>> data, data.num_examples.tolist()
+(FederatedDataset(2 clients, 8 examples), [3, 5])
+>>> whole = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10) % 2)
+>>> from_indices(whole, [[0, 2, 4], [9]]).client(0)
+(tensor([0., 2., 4.]), tensor([0, 0, 0]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from fedvarp.data.errors import DataError
+from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
+
+if TYPE_CHECKING:
+    import datasets
+
+
+class About(TypedDict, total=False):
+    """What else can be said of the clients; see the attributes of `FederatedDataset`."""
+
+    cluster_of: Tensor | None
+    client_names: Sequence[str]
+    cluster_names: Sequence[str] | None
+    augment: Augmentation | None
+    num_classes: int | None
+
+
+def from_tensors(
+    clients: Sequence[Examples], *, test: Examples | None = None, **about: Unpack[About]
+) -> FederatedDataset:
+    """Clients that are held in memory, each as its own pair of tensors (x, y)."""
+    data = FederatedDataset(
+        load=tuple(clients).__getitem__,
+        num_clients=len(clients),
+        num_examples=torch.tensor([len(x) for x, _ in clients], dtype=torch.int64),
+        test=test,
+        **about,
+    )
+    for i in range(data.num_clients):
+        data.client(i)  # they are here already, so a bad one is refused now and not in round 700
+    return data
+
+
+def from_partition(
+    x: Tensor,
+    y: Tensor,
+    partition: Sequence[Tensor],
+    *,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    test: Examples | None = None,
+    **about: Unpack[About],
+) -> FederatedDataset:
+    """Clients that are rows of two big tensors; `fedvarp.data.partition` makes such partitions.
+
+    Args:
+        x: All inputs, in whatever compact form they are stored.
+        y: All targets.
+        partition: The rows of each client.
+        prepare: Turns the gathered rows of x into what the model takes (say, uint8 into scaled
+            floats), so that only one client at a time is held in that larger form.
+        test: Held-out examples, already prepared.
+        **about: See `About`.
+    """
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} inputs x but {len(y)} targets y: they must pair up.")
+    rows = _IndexLists.checked(partition, len(y))
+    return FederatedDataset(
+        load=_Rows(x, y, rows, prepare),
+        num_clients=len(partition),
+        num_examples=rows.lengths,
+        test=test,
+        **about,
+    )
+
+
+def from_indices(
+    dataset: Dataset[Any],
+    indices: Sequence[Sequence[int] | Tensor],
+    *,
+    test: Examples | None = None,
+    **about: Unpack[About],
+) -> FederatedDataset:
+    """Clients that are items of a map-style torch data set of (input, target) pairs.
+
+    The items of a client are fetched and stacked each time it is asked for, so transforms of the
+    data set apply and nothing stays in memory.
+    """
+    items = _IndexLists.checked(indices, len(cast(Sized, dataset)))
+    return FederatedDataset(
+        load=_Items(dataset, items),
+        num_clients=len(indices),
+        num_examples=items.lengths,
+        test=test,
+        **about,
+    )
+
+
+def from_function(
+    load: Callable[[int], Examples],
+    num_clients: int,
+    *,
+    num_examples: Tensor | None = None,
+    test: Examples | None = None,
+    **about: Unpack[About],
+) -> FederatedDataset:
+    """Clients that do not fit in memory: ``load(i)`` reads or makes client i each time."""
+    return FederatedDataset(
+        load=load, num_clients=num_clients, num_examples=num_examples, test=test, **about
+    )
+
+
+def from_hugging_face(
+    partitions: Sequence[datasets.Dataset],
+    *,
+    features: str | Sequence[str],
+    label: str,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    test: datasets.Dataset | None = None,
+    **about: Unpack[About],
+) -> FederatedDataset:
+    """Clients that are Hugging Face ``datasets.Dataset`` objects, as their partitioners make them.
+
+    Args:
+        partitions: One data set a client.
+        features: The column of inputs; or several columns of numbers, which become one row.
+        label: The column of targets.
+        prepare: Turns the inputs into what the model takes: images, for instance, come as uint8.
+        test: A data set with the same columns.
+        **about: See `About`.
+    """
+    load_one = _Columns(features, label, prepare)
+    for i, partition in enumerate(partitions):
+        load_one.check(partition, f"Client {i}")
+    if test is not None:
+        load_one.check(test, "The test set")
+    return FederatedDataset(
+        load=_Partitions(partitions, load_one),
+        num_clients=len(partitions),
+        num_examples=torch.tensor([len(own) for own in partitions], dtype=torch.int64),
+        test=None if test is None else load_one(test),
+        **about,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _IndexLists:
+    """The indices of all clients end to end.
+
+    A list of tensors would not do: parts of one tensor are each pickled with the whole of it.
+    """
+
+    flat: Tensor  # (examples,) int64
+    lengths: Tensor  # (N,) int64
+    starts: Tensor  # (N,) int64
+
+    @classmethod
+    def checked(cls, lists: Sequence[Sequence[int] | Tensor], size: int) -> _IndexLists:
+        own = [torch.as_tensor(indices, dtype=torch.int64) for indices in lists]
+        lengths = torch.tensor([len(indices) for indices in own], dtype=torch.int64)
+        flat = torch.cat([*own, torch.empty(0, dtype=torch.int64)])
+        outside = ((flat < 0) | (flat >= size)).nonzero().flatten()
+        if len(outside):
+            client = int(torch.searchsorted(lengths.cumsum(0), outside[0], right=True))
+            raise ValueError(
+                f"Client {client} is given example {int(flat[outside[0]])}, but the data set has "
+                f"{size}, numbered 0 to {size - 1}. Was the partition made for another one?"
+            )
+        return cls(flat, lengths, lengths.cumsum(0) - lengths)
+
+    def __getitem__(self, i: int) -> Tensor:
+        start = int(self.starts[i])
+        return self.flat[start : start + int(self.lengths[i])]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    x: Tensor
+    y: Tensor
+    partition: _IndexLists
+    prepare: Callable[[Tensor], Tensor] | None
+
+    def __call__(self, i: int) -> Examples:
+        rows = self.partition[i]
+        x = self.x[rows]
+        return x if self.prepare is None else self.prepare(x), self.y[rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _Items:
+    dataset: Dataset[Any]
+    indices: _IndexLists
+
+    def __call__(self, i: int) -> Examples:
+        items = [self.dataset[j] for j in self.indices[i].tolist()]
+        if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+            raise DataError(
+                f"The data set must give (input, target) pairs; for client {i} it gave "
+                f"{type(items[0]).__name__}. Wrap it in one whose __getitem__ returns such pairs."
+            )
+        try:
+            x, y = default_collate(items)
+        except (RuntimeError, TypeError) as error:
+            raise DataError(
+                f"The examples of client {i} cannot be stacked into one tensor: {error} Give the "
+                "data set a transform that makes every input a tensor of one shape."
+            ) from error
+        return x, y
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Reads the same columns of any Hugging Face data set."""
+
+    features: str | Sequence[str]
+    label: str
+    prepare: Callable[[Tensor], Tensor] | None
+
+    @property
+    def feature_columns(self) -> list[str]:
+        return [self.features] if isinstance(self.features, str) else list(self.features)
+
+    def check(self, dataset: datasets.Dataset, whose: str) -> None:
+        columns = getattr(dataset, "column_names", None)
+        if not isinstance(columns, list) or not hasattr(dataset, "__len__"):
+            raise ValueError(
+                f"{whose} is a {type(dataset).__name__}, not a datasets.Dataset with a length. A "
+                "DatasetDict needs one split picked from it; an IterableDataset must be read into "
+                "a Dataset first."
+            )
+        missing = [name for name in (*self.feature_columns, self.label) if name not in columns]
+        if missing:
+            raise ValueError(
+                f"{whose} has no column {missing[0]!r}; its columns are {columns}. Pass the right "
+                "names as features= and label=."
+            )
+
+    def __call__(self, dataset: datasets.Dataset) -> Examples:
+        wanted = [*self.feature_columns, self.label]
+        rows = dataset.with_format("torch", columns=wanted)[:]
+        for name in wanted:
+            if not isinstance(rows[name], Tensor):
+                raise DataError(
+                    f"Column {name!r} does not form one tensor: its rows differ in shape or are "
+                    "not numbers. Map the data set to rows of one shape first."
+                )
+        if isinstance(self.features, str):
+            x = rows[self.features]
+        else:
+            x = torch.stack([rows[name] for name in self.features], dim=1)
+        return x if self.prepare is None else self.prepare(x), rows[self.label]
+
+
+@dataclass(frozen=True)
+class _Partitions:
+    partitions: Sequence[datasets.Dataset]
+    load_one: _Columns
+
+    def __call__(self, i: int) -> Examples:
+        return self.load_one(self.partitions[i])

@@ -1,0 +1,198 @@
+"""Splits labelled examples over clients: label shards, Dirichlet label mixes, or at random.
+
+Each function returns the rows of every client; every example belongs to exactly one client and no
+client is empty.
+
+>>> import torch
+>>> labels = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+>>> parts = shards(labels, num_clients=2, shards_per_client=2)
+>>> [labels[rows].tolist() for rows in parts]
+[[3, 3, 0, 0], [1, 1, 2, 2]]
+>>> clusters_by_labels(labels, parts).label_sets
+[(0, 3), (1, 2)]
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvarp.randomness import stream
+
+Partition = list[Tensor]  # per client, the rows of its examples, int64
+PartitionName = Literal["shards", "dirichlet", "iid"]
+
+# Under Dirichlet(0.1) nearly every client has a label set of its own; the labels that make up most
+# of its data are what it shares with others.
+_MAIN_LABELS = 0.5
+
+
+class Clusters(NamedTuple):
+    """Clients grouped by the labels they hold."""
+
+    cluster_of: Tensor  # (N,) int64
+    label_sets: list[tuple[int, ...]]  # K sorted sets; empty tuple: no labels in particular
+
+
+def shards(
+    labels: Tensor, *, num_clients: int, shards_per_client: int = 2, seed: int = 0
+) -> Partition:
+    """Sorts by label, cuts into equal shards, deals each client some of them at random.
+
+    The split of McMahan et al. (2017) and of the paper: 500 shards of 100, two a client.
+    """
+    _check_counts(labels, num_clients)
+    num_shards = num_clients * shards_per_client
+    if shards_per_client < 1 or len(labels) % num_shards:
+        raise ValueError(_indivisible(len(labels), num_clients, shards_per_client))
+    by_label = labels.argsort(stable=True).view(num_shards, -1)  # (shards, examples)
+    dealt = torch.randperm(num_shards, generator=stream(seed, "shards"))
+    return list(by_label[dealt].view(num_clients, -1))
+
+
+def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) -> Partition:
+    """Clients of equal size, each with its own label mix q_i ~ Dirichlet(alpha, ..., alpha).
+
+    As in Hsu et al. (2019): a client draws its examples from q_i without replacement, and once a
+    label has run out, from the labels that are left in the proportions of q_i. Clients take their
+    turn in random order, so that it is not the last ids who get the leftovers. alpha is the
+    concentration of each label (not divided by their number). Sizes differ by at most one.
+    """
+    _check_counts(labels, num_clients)
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha={alpha}: a Dirichlet concentration is a positive number.")
+    draw = stream(seed, "dirichlet")
+    # torch has no Dirichlet that takes a generator; NumPy's is keyed by 256 bits of ours.
+    rng = np.random.default_rng(torch.randint(2**32, (8,), generator=draw).tolist())
+    num_classes = int(labels.max()) + 1
+    pools = [
+        rows[torch.randperm(len(rows), generator=draw)]
+        for rows in ((labels == c).nonzero().flatten() for c in range(num_classes))
+    ]
+    left = np.array([len(pool) for pool in pools])  # (classes,)
+    mixes = rng.dirichlet(np.full(num_classes, alpha), size=num_clients)  # (N, classes)
+    sizes = [len(part) for part in torch.arange(len(labels)).tensor_split(num_clients)]
+    parts: Partition = [torch.empty(0, dtype=torch.int64)] * num_clients
+    for i in torch.randperm(num_clients, generator=draw).tolist():
+        counts = _draw_counts(sizes[i], mixes[i], left, rng)
+        starts = [len(pool) - n for pool, n in zip(pools, left, strict=True)]
+        parts[i] = torch.cat([p[s : s + n] for p, s, n in zip(pools, starts, counts, strict=True)])
+        left = left - counts
+    return parts
+
+
+def iid(labels: Tensor, *, num_clients: int, seed: int = 0) -> Partition:
+    """Shuffles and cuts into parts whose sizes differ by at most one; labels play no part."""
+    _check_counts(labels, num_clients)
+    shuffled = torch.randperm(len(labels), generator=stream(seed, "iid"))
+    return list(shuffled.tensor_split(num_clients))
+
+
+def clusters_by_labels(labels: Tensor, partition: Partition, coverage: float = 1.0) -> Clusters:
+    """Clients with the same labels form a cluster.
+
+    Args:
+        labels: The label of each example.
+        partition: The rows of each client.
+        coverage: 1 compares whole label sets (the paper's clusters). Below 1, each client is known
+            by the fewest of its most frequent labels that hold this share of its examples.
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage={coverage}: a share of the examples lies in (0, 1].")
+    sets = [_main_labels(labels[rows], coverage) for rows in partition]
+    label_sets = sorted(set(sets), key=lambda labels: (len(labels), labels))
+    number = {labels: k for k, labels in enumerate(label_sets)}
+    return Clusters(torch.tensor([number[labels] for labels in sets]), label_sets)
+
+
+def split(
+    labels: Tensor,
+    how: PartitionName,
+    *,
+    num_clients: int,
+    shards_per_client: int,
+    alpha: float,
+    seed: int,
+) -> tuple[Partition, Clusters]:
+    """A partition by name, with its natural clusters.
+
+    Shards: clients with the same label set. Dirichlet: clients with the same labels in the majority
+    (the fewest labels that make up half of the client's data). IID: one cluster, for all are alike.
+    """
+    if how == "shards":
+        parts = shards(
+            labels, num_clients=num_clients, shards_per_client=shards_per_client, seed=seed
+        )
+        return parts, clusters_by_labels(labels, parts)
+    if how == "dirichlet":
+        parts = dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
+        return parts, clusters_by_labels(labels, parts, coverage=_MAIN_LABELS)
+    if how == "iid":
+        parts = iid(labels, num_clients=num_clients, seed=seed)
+        return parts, Clusters(torch.zeros(num_clients, dtype=torch.int64), [()])
+    raise ValueError(f"Unknown partition {how!r}: choose 'shards', 'dirichlet' or 'iid'.")
+
+
+def _main_labels(labels: Tensor, coverage: float) -> tuple[int, ...]:
+    counts = labels.bincount()
+    ranked = counts.argsort(descending=True, stable=True)
+    held_by_top = counts[ranked].cumsum(0)  # exact integers; the float target is rounded up safely
+    enough = int((held_by_top < coverage * len(labels)).sum()) + 1
+    return tuple(sorted(ranked[:enough].tolist()))
+
+
+def _draw_counts(
+    size: int, mix: np.ndarray, left: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """How many of each label one client takes: ``size`` in all, never more than are left."""
+    counts = np.zeros_like(left)
+    while (wanted := size - counts.sum()) > 0:
+        weights = np.where(counts < left, mix, 0.0)
+        if not weights.sum() > 0:  # every label this client wants is used up: take what there is
+            weights = (left - counts).astype(float)
+        counts += np.minimum(rng.multinomial(wanted, weights / weights.sum()), left - counts)
+    return counts
+
+
+def _check_counts(labels: Tensor, num_clients: int) -> None:
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be one integer an example; got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}."
+        )
+    if not 1 <= num_clients <= len(labels):
+        raise ValueError(
+            f"{len(labels)} examples cannot be split over {num_clients} clients: every client "
+            f"needs at least one example. Choose 1 to {len(labels)} clients."
+        )
+
+
+def _indivisible(num_examples: int, num_clients: int, shards_per_client: int) -> str:
+    wanted = num_clients * shards_per_client
+    if shards_per_client < 1:
+        return f"shards_per_client={shards_per_client}: a client gets at least one shard."
+    problem = (
+        f"{num_examples} examples cannot be cut into {num_clients} clients x {shards_per_client} "
+        f"= {wanted} equal shards (remainder {num_examples % wanted}). "
+    )
+    workable = [
+        n
+        for n in range(1, num_examples // shards_per_client + 1)
+        if num_examples % (n * shards_per_client) == 0
+    ]
+    nearest = [
+        *[n for n in workable if n < num_clients][-1:],
+        *[n for n in workable if n > num_clients][:1],
+    ]
+    if nearest:
+        return problem + (
+            f"The nearest numbers of clients that work with {shards_per_client} shards each: "
+            f"{' and '.join(map(str, nearest))}."
+        )
+    return problem + (
+        f"No number of clients works with {shards_per_client} shards each. Leave out "
+        f"{num_examples % wanted} examples, or change shards_per_client."
+    )

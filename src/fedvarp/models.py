@@ -1,0 +1,150 @@
+"""The models of the paper's tasks and of the smaller ones; any other ``nn.Module`` will do too.
+
+>>> net = initialised(LeNet5, seed=0)
+>>> sum(p.numel() for p in net.parameters())
+62006
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
+
+from fedvarp.randomness import stream
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def initialised(factory: Callable[[], Module], seed: int) -> Module:
+    """Builds a model whose initial weights depend on the seed alone.
+
+    Layers draw their weights from torch's global generator; it is lent to them in a state keyed by
+    the seed and put back afterwards. The model must be built on the CPU.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.random.set_rng_state(stream(seed, "initial weights").get_state())
+        return factory()
+
+
+class LeNet5(nn.Module):
+    """LeNet-5 in its usual modern reading, for 32 x 32 colour images: 62,006 parameters."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, classes)
+        """One logit a class."""
+        # ReLU is monotone, so max-pooling first gives the same numbers for a quarter of the ReLUs.
+        x = relu(max_pool2d(self.conv1(x), 2))  # (n, 6, 14, 14)
+        x = relu(max_pool2d(self.conv2(x), 2))  # (n, 16, 5, 5)
+        x = relu(self.fc1(x.flatten(1)))
+        x = relu(self.fc2(x))
+        logits: Tensor = self.fc3(x)
+        return logits
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for 32 x 32 images: a 3 x 3 stem without pooling. 11,173,962 parameters.
+
+    GroupNorm stands where the original has BatchNorm, whose running statistics are neither weights
+    nor comparable between clients with different data.
+    """
+
+    def __init__(self, classes: int = 10, groups: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(groups, 64)
+        self.stages = nn.Sequential(
+            _stage(64, 64, stride=1, groups=groups),
+            _stage(64, 128, stride=2, groups=groups),
+            _stage(128, 256, stride=2, groups=groups),
+            _stage(256, 512, stride=2, groups=groups),
+        )
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, classes)
+        """One logit a class."""
+        x = relu(self.norm(self.stem(x)))  # (n, 64, 32, 32)
+        x = self.stages(x)  # (n, 512, 4, 4)
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = relu(self.norm1(self.conv1(x)))
+        return relu(self.norm2(self.conv2(out)) + self.shortcut(x))
+
+
+def _stage(inputs: int, outputs: int, stride: int, groups: int) -> nn.Sequential:
+    return nn.Sequential(
+        _ResidualBlock(inputs, outputs, stride, groups),
+        _ResidualBlock(outputs, outputs, 1, groups),
+    )
+
+
+class CharGRU(nn.Module):
+    """The next character after a window of characters: 63,952 parameters for 80 symbols."""
+
+    def __init__(self, vocabulary: int = 80, embedding: int = 8, hidden: int = 128) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.gru = nn.GRU(embedding, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, window) integer codes -> (n, vocabulary)
+        """One logit a symbol, for the character after the window."""
+        states, _ = self.gru(self.embedding(x.long()))  # (n, window, hidden)
+        logits: Tensor = self.head(states[:, -1])
+        return logits
+
+
+class LogisticRegression(nn.Module):
+    """One linear layer; inputs of any shape are flattened."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, classes)
+        """One logit a class."""
+        logits: Tensor = self.linear(x.flatten(1))
+        return logits
+
+
+class Quadratic(nn.Module):
+    """The point w itself, for `fedvarp.data.quadratics`; starts at zero."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
+        """The offset of w from each example."""
+        return self.w - x
+
+
+def quadratic_loss(offset: Tensor, curvature: Tensor) -> Tensor:  # (n, d), (n, d) -> ()
+    """Mean over examples of ½ (w − x)ᵀ diag(h) (w − x)."""
+    return 0.5 * (curvature * offset.square()).sum(1).mean()
