@@ -29,7 +29,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:
-        """v, (d,), a new tensor. The only place where client states change."""
+        """v, (d,), good until the next call. The only place where client states change."""
 
     def corrections(self, clients: Tensor) -> Tensor | None:
         """(M, d), added to every local gradient of these clients; None if there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ class FedVARP(Aggregator):
     """Algorithm 2. The server replays each absent client's latest update (SAGA over clients)."""
 
     y: ClientStates
+    _v: Tensor | None = field(default=None, init=False, repr=False)  # memory to write v into
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S.
@@ -23,7 +24,7 @@ class FedVARP(Aggregator):
         `exchange` does two lines in one pass over memory:
         ``v += updates.average(delta - y.get(S))`` and ``y.put(S, delta)``.
         """
-        v = self.y.mean()
+        v = self._v = self.y.mean(out=self._v)
         self.y.exchange(updates, v)  # line 8; and lines 10-14
         return v
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,11 +20,13 @@ class MIFA(Aggregator):
     """
 
     y: ClientStates
+    _v: Tensor | None = field(default=None, init=False, repr=False)  # memory to write v into
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """y_i ← Δ_i for i ∈ S, then v = 1/N Σ_j y_j."""
         self.y.put(updates.clients, updates.deltas)
-        return self.y.mean()
+        self._v = self.y.mean(out=self._v)
+        return self._v
 
     @property
     def states(self) -> ClientStates:

@@ -37,8 +37,11 @@ class ClientStates(ABC):
         """
 
     @abstractmethod
-    def mean(self) -> Tensor:
-        """The mean row over all clients, (d,), a new tensor; O(d) whatever N is."""
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """The mean row over all clients, (d,); O(d) whatever N is.
+
+        Written into `out` if given: fresh memory for a large model costs more than the mean itself.
+        """
 
     def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
         """Adds the average of Δ_i − y_i over the cohort to v, (d,); then y_i becomes Δ_i.

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvarp.client_states.row_table import RowTable
 from fedvarp.store import Store
 
+_SLAB_BYTES: Final = 16 * 2**20
+_ALIGNMENT: Final = 64  # bytes
+
 
 class InMemoryStates(RowTable):
-    """One tensor per row that was ever written; a million silent clients cost nothing.
+    """Memory for the rows that were ever written; a million silent clients cost nothing.
+
+    Rows are cut from slabs of some megabytes. One allocation per row would leave, between those
+    that stay, holes of just the size that the allocator's alignment keeps it from using again.
 
     >>> states = InMemoryStates(num_clients=1_000_000, dim=3)
     >>> states.put(torch.tensor([7, 42]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
@@ -34,12 +42,25 @@ class InMemoryStates(RowTable):
         device: torch.device | str = "cpu",
     ) -> None:
         self._rows: dict[int, Tensor] = {}
+        self._slab = torch.empty(0, 0, dtype=torch.uint8)
+        self._taken = 0
         super().__init__(
             num_clients, dim, dtype, client_weights=client_weights, name=name, device=device
         )
 
     def _find(self, row: int) -> Tensor | None:
         return self._rows.get(row)
+
+    def _blank(self) -> Tensor:
+        size = self.codec.row_bytes(self.dim)
+        if self._taken == len(self._slab):
+            stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+            count = max(1, min(_SLAB_BYTES // stride, 4 + len(self._rows)))
+            # NumPy's zeros are pages that take no memory until they are touched; torch's are not.
+            zeros = torch.from_numpy(np.zeros((count, stride), dtype=np.uint8))
+            self._slab, self._taken = zeros.to(self.device), 0
+        self._taken += 1
+        return self._slab[self._taken - 1, :size]
 
     def _keep(self, row: int, encoded: Tensor) -> None:
         self._rows[row] = encoded

@@ -76,6 +76,11 @@ class RowTable(ClientStates):
     def _find(self, row: int) -> Tensor | None:
         """The encoded row, free to be changed in place before `_keep`; None if never written."""
 
+    def _blank(self) -> Tensor:
+        """A row of zeros, encoded, for a client that had none."""
+        size = self.codec.row_bytes(self.dim)
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
     @abstractmethod
     def _keep(self, row: int, encoded: Tensor) -> None:
         """Takes an encoded row back."""
@@ -110,10 +115,10 @@ class RowTable(ClientStates):
         check_put(self, clients, rows)
         self._overwrite(clients, rows, row_magnitudes(rows))
 
-    def mean(self) -> Tensor:
-        """The mean row over all clients, (d,), a new tensor."""
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """The mean row over all clients, (d,), in `out` or a new tensor."""
         self._bring_sum_up_to_date()
-        mean = torch.empty(self.dim, dtype=self.values, device=self.device)
+        mean = torch.empty(self.dim, dtype=self.values, device=self.device) if out is None else out
         quotient = self._sum.new_empty(min(self.dim, _STRETCH))
         for start in range(0, self.dim, _STRETCH):
             part = self._sum[start : start + _STRETCH]
@@ -265,7 +270,4 @@ class RowTable(ClientStates):
 
     def _encoded(self, row: int) -> Tensor:
         found = self._find(row)
-        if found is not None:
-            return found
-        size = self.codec.row_bytes(self.dim)
-        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+        return self._blank() if found is None else found

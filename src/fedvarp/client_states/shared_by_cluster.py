@@ -54,9 +54,9 @@ class SharedByCluster(ClientStates):
         check_finite(clients, row_magnitudes(rows))
         self.states.put(*_mean_by_cluster(self._clusters(clients), rows))
 
-    def mean(self) -> Tensor:
+    def mean(self, out: Tensor | None = None) -> Tensor:
         """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
-        return self.states.mean()
+        return self.states.mean(out)
 
     def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
         """Adds the average of Δ_i − y_{c_i} to v; then each cluster's row is its mean Δ_i."""
