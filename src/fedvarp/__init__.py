@@ -8,10 +8,12 @@ from fedvarp.algorithms import MIFA, Aggregator, FedAvg, FedVARP, Scaffold, clus
 from fedvarp.checkpoint import Checkpoint, CheckpointError
 from fedvarp.client_states import ClientStates, InMemoryStates, OnDiskStates, SharedByCluster
 from fedvarp.flat_model import FlatModel
+from fedvarp.local_sgd import LocalSGD
 from fedvarp.randomness import stream
 from fedvarp.round_updates import Reply, RoundUpdates
 from fedvarp.server import Broadcast, RoundReport, Server
 from fedvarp.server_optimizers import SGD, Momentum, ServerOptimizer
+from fedvarp.simulation import SimulationResult, simulate
 from fedvarp.store import StoreError
 from fedvarp.version import __version__
 
@@ -27,6 +29,7 @@ __all__ = [
     "FedVARP",
     "FlatModel",
     "InMemoryStates",
+    "LocalSGD",
     "Momentum",
     "OnDiskStates",
     "Reply",
@@ -36,8 +39,10 @@ __all__ = [
     "Server",
     "ServerOptimizer",
     "SharedByCluster",
+    "SimulationResult",
     "StoreError",
     "__version__",
     "cluster_fedvarp",
+    "simulate",
     "stream",
 ]

@@ -47,6 +47,9 @@ class RoundUpdates:
     scale: float  # eta_c * mean tau: how far clients walked per unit of delta
     weights: Tensor | None = None  # (M,) p_i / pi_i for non-uniform sampling; None: 1/M each
     refused: Mapping[int, str] = field(default_factory=dict)  # whose reply was no use, and why
+    losses: Mapping[int, float] = field(default_factory=dict)  # client: its mean local loss
+    buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # no vector: see
+    # FlatModel; kept beside the updates, by client
 
     @classmethod
     def from_replies(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ class Broadcast:
     clients: Tensor  # (M,) int64
     w: Tensor  # (d,), a copy: it stays the model of this round
     corrections: Tensor | None  # (M, d), added to each local gradient; None: nothing to add
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, beside w
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,13 @@ class Server:
     def skip(self) -> None:
         """Counts a round in which nobody answered, so that the next one draws another cohort."""
         self.round += 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory (or disk) that the model, the optimiser and the client states take."""
+        states = self.aggregator.states
+        remembered = sum(tensor.nbytes for tensor in self.optimizer.tensors().values())
+        return self.w.nbytes + remembered + (0 if states is None else states.num_bytes)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,9 @@ class Aggregator(ABC):
     >>> LargestHalf().aggregate(RoundUpdates(torch.arange(4), deltas, ones, ones, scale=0.1))
     tensor([4.])
     """
+
+    vectors_down: ClassVar[int] = 1  # of the model's size, to each client in a round
+    vectors_up: ClassVar[int] = 1  # and back
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:

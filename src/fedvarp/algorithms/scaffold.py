@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,6 +20,9 @@ class Scaffold(Aggregator):
     the server holds all c_i and sends the difference: the same iterates with one vector less on the
     way up, and a client that lost its disk has lost nothing.
     """
+
+    vectors_down: ClassVar[int] = 2  # w and c, as the textbook sends them
+    vectors_up: ClassVar[int] = 2  # the changes of w and c_i
 
     c: ClientStates
 

@@ -222,6 +222,9 @@ class RowTable(ClientStates):
         if self._sum_digest != self._shares_digest:
             self._sum_afresh()
 
+    def close(self) -> None:
+        """Lets go of whatever the rows are kept in; memory needs nothing."""
+
     # Saving and loading
 
     @property

@@ -1,0 +1,182 @@
+"""LocalSGD: what a client does with the model it is sent (Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedvarp.data import Examples
+from fedvarp.data.federated_dataset import Augmentation
+from fedvarp.flat_model import FlatModel
+from fedvarp.learning_rates import Constant, Schedule
+from fedvarp.randomness import stream
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(model output, targets) → the mean loss of the batch, such as torch's `cross_entropy`."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalResult:
+    """What local training leaves behind."""
+
+    delta: Tensor  # (d,), (w - w_i) / walk
+    num_steps: int  # tau_i, counted
+    walk: float  # the sum of the rates of all steps: eta_c * tau_i where the rate is constant
+    mean_loss: float  # over the steps, each batch before its step
+    num_examples: int
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss or the weights are no longer finite."""
+        return not (math.isfinite(self.mean_loss) and bool(self.delta.isfinite().all()))
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Algorithm 1 and its settings; all but the first three are off in the paper.
+
+    Exactly one of `epochs` and `steps` is given. The last, smaller batch of an epoch is kept.
+
+    Attributes:
+        lr: η_c.
+        batch_size: Examples in a batch.
+        epochs: Passes over the client's data; τ_i then follows from its size.
+        steps: τ, the same for all clients; small ones go through their data several times.
+        weight_decay: λ: adds λ w to each gradient.
+        momentum: Heavy-ball momentum, from zero in each round. The update is still normalised by
+            the rates alone, so it grows by up to 1/(1 − momentum).
+        clip_norm: Longest gradient of a batch; longer ones are shortened to it.
+        schedule: Changes the rate from round to round.
+        step_decay: Multiplies the rate after each step within a round.
+    """
+
+    lr: float
+    batch_size: int
+    epochs: int | None = None
+    steps: int | None = None
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    clip_norm: float | None = None
+    schedule: Schedule = field(default_factory=Constant)
+    step_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(
+                f"LocalSGD(epochs={self.epochs}, steps={self.steps}): give one of the two, epochs "
+                f"over each client's data or a fixed number of steps."
+            )
+        for name, allowed, right in (
+            ("lr", self.lr > 0, "above 0"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("epochs", self.epochs is None or self.epochs >= 1, "at least 1"),
+            ("steps", self.steps is None or self.steps >= 1, "at least 1"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
+            ("clip_norm", self.clip_norm is None or self.clip_norm > 0, "above 0"),
+            ("step_decay", 0 < self.step_decay <= 1, "above 0 and at most 1"),
+        ):
+            if not allowed:
+                raise ValueError(f"LocalSGD: {name}={getattr(self, name)} must be {right}.")
+
+    def train(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        w: Tensor,
+        examples: Examples,
+        *,
+        seed: int,
+        round: int,
+        client: int,
+        correction: Tensor | None = None,
+        augment: Augmentation | None = None,
+    ) -> LocalResult:
+        """LocalSGD(i, w, τ, η_c). Every draw is keyed by (seed, round, client).
+
+        Args:
+            model: Computes the loss; its parameters are bound to the client's own vector.
+            loss: (output, targets) → mean loss of the batch.
+            w: (d,), the server's model; not changed.
+            examples: (x, y) of the client, on w's device.
+            seed: The run's seed.
+            round: t.
+            client: i.
+            correction: (d,), added to every gradient (SCAFFOLD).
+            augment: Random changes to a training batch.
+        """
+        x, y = examples
+        local = w.clone()  # line 1
+        gradient = torch.zeros_like(w)
+        velocity = torch.zeros_like(w) if self.momentum else None
+        total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
+        rate, walk, num_steps = self.lr * self.schedule(round), 0.0, 0
+        augmenting = stream(seed, "augment", round, client)
+        model.bind(local, gradient)
+        model.module.train()
+        with _layers_draw_from(stream(seed, "layers", round, client)):
+            for batch in self.batches(len(x), seed, round, client):  # line 2
+                chosen = batch.to(x.device)
+                inputs = x[chosen]
+                if augment is not None:
+                    inputs = augment(inputs, augmenting)
+                gradient.zero_()
+                batch_loss = loss(model.module(inputs), y[chosen])
+                batch_loss.backward()  # type: ignore[no-untyped-call]  # line 3
+                total_loss += batch_loss.detach()
+                direction = self._direction(gradient, local, velocity, correction)
+                local.add_(direction, alpha=-rate)  # line 4
+                walk += rate
+                num_steps += 1
+                rate *= self.step_decay
+        return LocalResult(  # line 6
+            delta=(w - local).div_(walk),
+            num_steps=num_steps,
+            walk=walk,
+            mean_loss=float(total_loss) / num_steps,
+            num_examples=len(x),
+        )
+
+    def batches(self, num_examples: int, seed: int, round: int, client: int) -> Iterator[Tensor]:
+        """The indices of each batch: a new shuffle for every pass over the data."""
+        generator = stream(seed, "batches", round, client)
+        per_epoch = -(-num_examples // self.batch_size)
+        left = self.steps if self.steps is not None else per_epoch * (self.epochs or 0)
+        while left > 0:
+            shuffled = torch.randperm(num_examples, generator=generator)
+            epoch = torch.split(shuffled, self.batch_size)[:left]
+            left -= len(epoch)
+            yield from epoch
+
+    def _direction(
+        self,
+        gradient: Tensor,
+        local: Tensor,
+        velocity: Tensor | None,
+        correction: Tensor | None,
+    ) -> Tensor:
+        if self.clip_norm is not None:
+            gradient.mul_((self.clip_norm / (gradient.norm() + 1e-12)).clamp(max=1.0))
+        if self.weight_decay:
+            gradient.add_(local, alpha=self.weight_decay)
+        if correction is not None:
+            gradient.add_(correction)
+        return gradient if velocity is None else velocity.mul_(self.momentum).add_(gradient)
+
+
+class _layers_draw_from:  # noqa: N801  # reads as a word of the `with` statement
+    """Lends torch's global generator in a given state, for layers such as dropout."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._state = generator.get_state()
+
+    def __enter__(self) -> None:
+        self._before = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_rng_state(self._before)

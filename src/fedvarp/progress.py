@@ -1,0 +1,69 @@
+"""The progress bar of a run: rounds, rounds per second, accuracy, time left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+
+class _RoundsPerSecond(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.2f} rounds/s")
+
+
+class RunProgress:
+    """A bar on standard error.
+
+    Args:
+        title: What is running.
+        start: Rounds done already.
+        rounds: Rounds in all.
+        show: Whether to show it; None: if standard error is a terminal.
+    """
+
+    def __init__(self, title: str, start: int, rounds: int, show: bool | None = None) -> None:
+        visible = sys.stderr.isatty() if show is None else show
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _RoundsPerSecond(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not visible,
+        )
+        self._task = self._progress.add_task(title, total=rounds, completed=start, figures="")
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def advance(self, record: Mapping[str, Any]) -> None:
+        """One round is done; shows the newest figures that its record holds."""
+        self._progress.update(self._task, completed=record["round"])
+        if "test_accuracy" in record:
+            self._progress.update(self._task, figures=f"accuracy {record['test_accuracy']:.1%}")
+        elif "train_loss" in record:
+            self._progress.update(self._task, figures=f"loss {record['train_loss']:.3g}")
+
+    def say(self, message: str) -> None:
+        """Prints a line above the bar."""
+        self._progress.console.print(message)

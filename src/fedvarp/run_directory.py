@@ -1,0 +1,182 @@
+"""A run on disk: its settings, its metrics, its checkpoint, its model.
+
+config.toml         the resolved settings
+versions.json       what it was run with
+metrics.jsonl       one line a round; the same, byte for byte, however often a run is resumed
+timings.jsonl       how long each round took: not the same twice, so in a file of its own
+checkpoint/         the last whole round
+model.safetensors   the final model
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import tomli_w
+import torch
+from torch import Tensor
+
+from fedvarp.version import __version__
+
+
+class RunError(Exception):
+    """The run directory cannot be used this way."""
+
+
+class Journal:
+    """A file of JSON lines that can be cut back to where a checkpoint left it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab")
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds one line; numbers that are not finite become null."""
+        self._file.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def cut_back(self, size: int) -> None:
+        """Forgets all but the first `size` bytes."""
+        if self.path.stat().st_size < size:
+            raise RunError(
+                f"{self.path} has {self.path.stat().st_size} bytes, but {size} when the checkpoint "
+                f"was written: lines are missing. Restore the file from a copy, or delete the run."
+            )
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def sync(self) -> None:
+        """Waits until the disk has it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.toml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.timings_file = self.path / "timings.jsonl"
+        self.checkpoint_folder = self.path / "checkpoint"
+        self.model_file = self.path / "model.safetensors"
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run in this directory."""
+        return self.config_file.exists()
+
+    def create(self, settings: Mapping[str, Any]) -> None:
+        """Starts a run here; refuses to overwrite one."""
+        if self.exists:
+            raise RunError(
+                f"{self.path} holds a run already. Resume it, or choose another directory."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        versions = {
+            "fedvarp": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        }
+        (self.path / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+        # The settings come last and whole: a directory with settings is a run.
+        draft = self.config_file.with_suffix(".toml.part")
+        draft.write_text(tomli_w.dumps(_without_none(settings)))
+        draft.replace(self.config_file)
+
+    def settings(self) -> dict[str, Any]:
+        """The resolved settings of the run."""
+        if not self.exists:
+            raise RunError(f"There is no run in {self.path}: it has no config.toml.")
+        return tomllib.loads(self.config_file.read_text())
+
+    def refuse_other_settings(
+        self, settings: Mapping[str, Any], may_change: frozenset[str]
+    ) -> None:
+        """Raises RunError, naming each difference, unless the run was made with these settings."""
+        before = _flattened(self.settings())
+        now = _flattened(_without_none(settings))
+        differences = [
+            f"{name} = {before.get(name, 'not set')} (now {now.get(name, 'not set')})"
+            for name in sorted(before.keys() | now.keys())
+            if name not in may_change and before.get(name) != now.get(name)
+        ]
+        if differences:
+            raise RunError(
+                f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
+                f"the settings it was made with, or choose another directory."
+            )
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record for each round, as in metrics.jsonl."""
+        return _read_lines(self.metrics_file)
+
+    def timings(self) -> list[dict[str, Any]]:
+        """How long each round took."""
+        return _read_lines(self.timings_file)
+
+    def export_model(self, state: Mapping[str, Tensor]) -> None:
+        """Writes model.safetensors, whole or not at all."""
+        draft = self.model_file.with_suffix(".safetensors.part")
+        contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+        safetensors.torch.save_file(contiguous, draft)
+        draft.replace(self.model_file)
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        raise RunError(f"{file} does not exist: no round of that run was recorded.")
+    # A last line without its end is a round that is being written at this moment.
+    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in whole]
+
+
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML knows no null: a setting that is None is left out. Tuples become lists."""
+    kept: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            kept[name] = _without_none(value)
+        elif isinstance(value, tuple):
+            kept[name] = list(value)
+        elif value is not None:
+            kept[name] = value
+    return kept
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(part) for name, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,334 @@
+"""The round loop: train one model over many clients on one machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedvarp.algorithms import Aggregator
+from fedvarp.algorithms.by_name import TableSettings, make_algorithm
+from fedvarp.client_sampling import ClientSampler, Cohort, UniformSampler, WeightedSampler
+from fedvarp.data import FederatedDataset
+from fedvarp.evaluation import Evaluator
+from fedvarp.flat_model import FlatModel, average_buffers
+from fedvarp.interruption import Interruption
+from fedvarp.local_sgd import LocalSGD, Loss
+from fedvarp.progress import RunProgress
+from fedvarp.recorded_run import RecordedRun
+from fedvarp.round_updates import RoundUpdates
+from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.server import RoundReport, Server
+from fedvarp.server_optimizers import SGD, ServerOptimizer
+from fedvarp.trainers import ClientTrainer, SequentialTrainer
+
+Record = dict[str, Any]
+Stopped = Literal["rounds", "target", "interrupted"]
+Callback = Callable[[Record, Server], None]
+
+MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy"})
+"""What a resumed run may be told anew: how long to go on."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationResult:
+    """What a run leaves behind."""
+
+    server: Server
+    model: nn.Module  # the module that was passed in, with the final weights
+    metrics: list[Record]  # one for each round, the first for the initial model
+    stopped: Stopped  # why it ended
+
+    def final(self, name: str) -> float:
+        """The last value of a metric, such as "test_accuracy"."""
+        for record in reversed(self.metrics):
+            if record.get(name) is not None:
+                return float(record[name])
+        raise KeyError(f"No round recorded {name!r}.")
+
+
+def simulate(
+    dataset: FederatedDataset,
+    model: nn.Module,
+    loss: Loss = cross_entropy,
+    *,
+    local_sgd: LocalSGD,
+    rounds: int,
+    clients_per_round: int | None = None,
+    algorithm: str | Callable[[TableSettings], Aggregator] = "fedvarp",
+    seed: int = 0,
+    server_optimizer: ServerOptimizer | None = None,
+    sampler: ClientSampler | None = None,
+    cluster_of: Tensor | None = None,
+    client_weights: Tensor | None = None,
+    states: Literal["memory", "disk"] = "memory",
+    dtype: str = "float32",
+    trainer: ClientTrainer | None = None,
+    evaluate_every: int = 10,
+    num_train_clients: int | None = None,
+    target_accuracy: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    commit_every: int = 1,
+    fsync: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    device: torch.device | str = "cpu",
+) -> SimulationResult:
+    """Trains `model` over the clients of `dataset`, a few of them in each round.
+
+    With `out` the run is kept in that directory, round by round: kill it at any moment and call
+    again with ``resume=True`` and the same settings, and it goes on as if nothing had happened.
+
+    Args:
+        dataset: The clients' examples.
+        model: Any module without BatchNorm, on the CPU; it ends up with the final weights.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does: rate, batch size, epochs.
+        rounds: T.
+        clients_per_round: M, drawn uniformly; or give a `sampler`.
+        algorithm: "fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold", or a function that
+            makes an `Aggregator` of your own.
+        seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
+        server_optimizer: The paper's SGD(lr=1) unless given.
+        sampler: Who takes part; see `fedvarp.client_sampling`.
+        cluster_of: (N,) clusters for "cluster_fedvarp"; the data set's own unless given.
+        client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each, as in the paper.
+        states: Where the table of client states lives; "disk" needs `out`.
+        dtype: How its rows are stored: float32, bfloat16, float16 or int8.
+        trainer: Who trains the clients; a plain loop unless given.
+        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        num_train_clients: Clients that the training loss is averaged over; None: all; 0: none.
+        target_accuracy: Stops at the first evaluation that reaches it.
+        callbacks: Called with each round's record and the server.
+        out: Directory of the run.
+        resume: Goes on with the run in `out`; starts it if there is none.
+        commit_every: Rounds between checkpoints.
+        fsync: Whether a checkpoint waits for the disk, which guards against power failures too.
+        settings: What config.toml records and a resumed run must agree with; described from the
+            arguments unless given.
+        progress: Whether to show a progress bar; None: in a terminal.
+        device: Where to train, such as "cuda".
+    """
+    _refuse_impossible(rounds, evaluate_every, commit_every, states, out)
+    sampler = sampler or _sampler(dataset, clients_per_round, client_weights, seed)
+    flat = FlatModel(model.to(device))
+    directory = None if out is None else RunDirectory(out)
+    table = TableSettings(
+        num_clients=dataset.num_clients,
+        dim=flat.dim,
+        dtype=dtype,
+        folder=str(directory.checkpoint_folder) if directory and states == "disk" else None,
+        cluster_of=dataset.cluster_of if cluster_of is None else cluster_of,
+        client_weights=client_weights,
+        device=device,
+    )
+    described = {
+        "algorithm": algorithm if isinstance(algorithm, str) else algorithm.__name__,
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "target_accuracy": target_accuracy,
+        "local_sgd": _plain(local_sgd),
+        "sampler": _plain(sampler),
+        "dataset": repr(dataset),
+    }
+    if directory is not None:
+        _open_directory(directory, settings or described, resume)
+    aggregator = (
+        make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
+    )
+    try:
+        simulation = Simulation(
+            server=Server(flat.vector(), aggregator, server_optimizer or SGD(lr=1.0)),
+            sampler=sampler,
+            trainer=trainer or SequentialTrainer(dataset, flat, loss, local_sgd, seed),
+            evaluator=Evaluator(dataset, flat, loss, client_weights, num_train_clients, seed),
+            model=flat,
+            evaluate_every=evaluate_every,
+            target_accuracy=target_accuracy,
+            callbacks=callbacks,
+            buffers=flat.buffers(),
+        )
+        if directory is None:
+            return simulation.run(rounds, progress)
+        with RecordedRun(directory, simulation, commit_every, fsync) as recorded:
+            return recorded.run(rounds, progress)
+    finally:
+        for rows in () if aggregator.states is None else aggregator.states.tables():
+            rows.close()
+
+
+@dataclass(eq=False)
+class Simulation:
+    """A server, its clients, and the loop that brings them together."""
+
+    server: Server
+    sampler: ClientSampler
+    trainer: ClientTrainer
+    evaluator: Evaluator
+    model: FlatModel
+    evaluate_every: int
+    target_accuracy: float | None
+    callbacks: Sequence[Callback]
+    buffers: dict[str, Tensor]
+
+    def run(
+        self,
+        rounds: int,
+        progress: bool | None = None,
+        keep: Callable[[Record, float], None] | None = None,
+        last: Record | None = None,
+    ) -> SimulationResult:
+        """Rounds up to number `rounds`, from wherever the server is.
+
+        Args:
+            rounds: T.
+            progress: Whether to show a bar.
+            keep: Takes each record and the seconds it took.
+            last: The record of the newest evaluation, of a run that goes on.
+        """
+        metrics: list[Record] = []
+        title = str(self.server.describe()["algorithm"])
+        with RunProgress(title, self.server.round, rounds, progress) as bar, Interruption() as stop:
+            while not self._reached(last) and not stop.requested:
+                start = time.perf_counter()
+                if last is None:
+                    record: Record = {"round": 0}
+                elif self.server.round < rounds:
+                    record = self.one_round()
+                else:
+                    break
+                if record["round"] % self.evaluate_every == 0 or record["round"] == rounds:
+                    record |= self.evaluator.evaluate(self.server.w, self.buffers)
+                    last = record
+                metrics.append(record)
+                if keep is not None:
+                    keep(record, time.perf_counter() - start)
+                for callback in self.callbacks:
+                    callback(record, self.server)
+                bar.advance(record)
+        self.model.bind(self.server.w.clone())
+        self.model.load_buffers(self.buffers)
+        return SimulationResult(
+            self.server, self.model.module, metrics, self._why_stopped(rounds, last)
+        )
+
+    def one_round(self) -> Record:
+        """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm."""
+        t = self.server.round
+        cohort = self.sampler.cohort(t)
+        answering = cohort.answering
+        broadcast = self.server.broadcast(answering.clients)
+        if self.buffers:
+            broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
+        updates = self.trainer.train(broadcast, answering.clients, t)
+        report = self.server.receive(_weighted(updates, answering))
+        if not report.accepted:
+            self.server.skip()
+        elif self.buffers:
+            self.buffers = average_buffers([updates.buffers[i] for i in report.accepted])
+        return self._record(cohort, updates, report)
+
+    def _record(self, cohort: Cohort, updates: RoundUpdates, report: RoundReport) -> Record:
+        aggregator, vector_bytes = self.server.aggregator, self.server.w.nbytes
+        losses = [updates.losses[i] for i in report.accepted if i in updates.losses]
+        return {
+            "round": self.server.round,
+            "clients": list(report.accepted),
+            "refused": {str(client): why for client, why in report.refused.items()},
+            "local_loss": sum(losses) / len(losses) if losses else math.nan,
+            "num_steps": int(updates.num_steps.sum()),
+            "bytes_down": len(cohort.clients) * aggregator.vectors_down * vector_bytes,
+            "bytes_up": len(cohort.answering.clients) * aggregator.vectors_up * vector_bytes,
+            "server_bytes": self.server.num_bytes,
+        }
+
+    def _why_stopped(self, rounds: int, last: Record | None) -> Stopped:
+        if self._reached(last):
+            return "target"
+        return "rounds" if self.server.round >= rounds else "interrupted"
+
+    def _reached(self, evaluated: Record | None) -> bool:
+        if self.target_accuracy is None or evaluated is None:
+            return False
+        return bool(evaluated.get("test_accuracy", -math.inf) >= self.target_accuracy)
+
+
+def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
+    if cohort.weights is None:
+        return updates
+    weight_of = dict(zip(cohort.clients.tolist(), cohort.weights.tolist(), strict=True))
+    weights = [weight_of[client] for client in updates.clients.tolist()]
+    return dataclasses.replace(updates, weights=torch.tensor(weights, dtype=torch.float64))
+
+
+def _sampler(
+    dataset: FederatedDataset, size: int | None, client_weights: Tensor | None, seed: int
+) -> ClientSampler:
+    if size is None:
+        raise ValueError(
+            "Say how many clients take part in a round: clients_per_round, or sampler."
+        )
+    if client_weights is None:
+        return UniformSampler(dataset.num_clients, size, seed)
+    equal = torch.ones(dataset.num_clients)
+    return WeightedSampler(equal, size, seed, objective=client_weights)
+
+
+def _refuse_impossible(
+    rounds: int,
+    evaluate_every: int,
+    commit_every: int,
+    states: str,
+    out: str | os.PathLike[str] | None,
+) -> None:
+    for name, value in (
+        ("rounds", rounds),
+        ("evaluate_every", evaluate_every),
+        ("commit_every", commit_every),
+    ):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    if states not in ("memory", "disk"):
+        raise ValueError(f'states={states!r} must be "memory" or "disk".')
+    if states == "disk" and out is None:
+        raise ValueError('states="disk" keeps rows in the run directory: say where with out="…".')
+
+
+def _open_directory(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
+    if not directory.exists:
+        directory.create(settings)
+    elif resume:
+        directory.refuse_other_settings(settings, MAY_CHANGE)
+    else:
+        raise RunError(
+            f"{directory.path} holds a run already. Go on with it by resume=True, or choose "
+            f"another directory."
+        )
+
+
+def _plain(settings: object) -> dict[str, Any]:
+    """A settings object as TOML can hold it: nested dataclasses by name, tensors as lists."""
+    plain: dict[str, Any] = {"kind": type(settings).__name__}
+    if dataclasses.is_dataclass(settings):
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            if dataclasses.is_dataclass(value):
+                plain[field.name] = _plain(value)
+            elif isinstance(value, Tensor):
+                plain[field.name] = value.tolist()
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                plain[field.name] = value
+            else:
+                plain[field.name] = repr(value)
+    return plain
