@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ class Server:
             )
         self.w = w.detach().clone()
         self.aggregator = aggregator
-        self.optimizer = optimizer
+        self.optimizer = copy.deepcopy(optimizer)
+        self.optimizer.load({})  # what it remembers of another server's steps is not ours
         self.round = 0
 
     def broadcast(self, clients: Tensor) -> Broadcast:

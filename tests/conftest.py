@@ -1,9 +1,14 @@
+"""For all tests: the real data where there is any, and one thread each."""
+
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
