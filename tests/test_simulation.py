@@ -314,9 +314,19 @@ def test_a_run_that_is_there_is_not_overwritten(
             resume=True,
             local_sgd=LocalSGD(lr=0.1, batch_size=10, epochs=1),
         )
+    with pytest.raises(RunError, match="dataset_fingerprint"):
+        short_run(digits(seed=1), out=tmp_path, resume=True)
     with pytest.raises(StoreError, match=r"optimizer=sgd \(now momentum\)"):
         short_run(some_digits, out=tmp_path, resume=True, server_optimizer=Momentum())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_settings_that_fail_leave_no_run_behind(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="No codec"):
+        short_run(some_digits, out=tmp_path, dtype="int4")
+    assert short_run(some_digits, out=tmp_path).stopped == "rounds"
 
 
 def test_resuming_a_finished_run_changes_nothing(

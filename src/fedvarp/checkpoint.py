@@ -153,7 +153,8 @@ class Checkpoint:
         return self._read_all("tensors", self._about.get("tensors", {}))
 
     def close(self) -> None:
-        """Gives the folder back."""
+        """Gives the folder back; a table that stays open in it saves itself from now on."""
+        self.store.has_checkpoint = False
         self.store.close()
 
     def __enter__(self) -> Checkpoint:

@@ -132,18 +132,21 @@ def simulate(
         client_weights=client_weights,
         device=device,
     )
+    name = algorithm if isinstance(algorithm, str) else algorithm.__name__
     described = {
-        "algorithm": algorithm if isinstance(algorithm, str) else algorithm.__name__,
+        "algorithm": name,
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,
         "target_accuracy": target_accuracy,
+        "model": type(model).__name__,
         "local_sgd": _plain(local_sgd),
         "sampler": _plain(sampler),
         "dataset": repr(dataset),
+        "dataset_fingerprint": dataset.fingerprint(),
     }
     if directory is not None:
-        _open_directory(directory, settings or described, resume)
+        _refuse_another_run(directory, settings or described, resume)
     aggregator = (
         make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
     )
@@ -158,9 +161,12 @@ def simulate(
             target_accuracy=target_accuracy,
             callbacks=callbacks,
             buffers=flat.buffers(),
+            title=name,
         )
         if directory is None:
             return simulation.run(rounds, progress)
+        if not directory.exists:
+            directory.create(settings or described)
         with RecordedRun(directory, simulation, commit_every, fsync) as recorded:
             return recorded.run(rounds, progress)
     finally:
@@ -181,6 +187,7 @@ class Simulation:
     target_accuracy: float | None
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
+    title: str
 
     def run(
         self,
@@ -198,8 +205,8 @@ class Simulation:
             last: The record of the newest evaluation, of a run that goes on.
         """
         metrics: list[Record] = []
-        title = str(self.server.describe()["algorithm"])
-        with RunProgress(title, self.server.round, rounds, progress) as bar, Interruption() as stop:
+        bar = RunProgress(self.title, self.server.round, rounds, progress)
+        with bar, Interruption() as stop:
             while not self._reached(last) and not stop.requested:
                 start = time.perf_counter()
                 if last is None:
@@ -305,10 +312,10 @@ def _refuse_impossible(
         raise ValueError('states="disk" keeps rows in the run directory: say where with out="…".')
 
 
-def _open_directory(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
+def _refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
     if not directory.exists:
-        directory.create(settings)
-    elif resume:
+        return
+    if resume:
         directory.refuse_other_settings(settings, MAY_CHANGE)
     else:
         raise RunError(

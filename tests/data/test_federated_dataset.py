@@ -127,3 +127,17 @@ def test_it_can_be_sent_to_another_process() -> None:
     copy = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own bytes
     assert copy.client(1)[0].equal(data.client(1)[0])
     assert copy.client_names[1] == "client 1"
+
+
+def test_the_fingerprint_follows_the_data() -> None:
+    def data(value: float = 0.0, clusters: list[int] | None = None) -> FederatedDataset:
+        x, y = torch.full((2, 3), value), torch.tensor([0, 1])
+        return FederatedDataset(
+            load=lambda i: (x + i, y),
+            num_clients=3,
+            cluster_of=None if clusters is None else torch.tensor(clusters),
+        )
+
+    assert data().fingerprint() == data().fingerprint()
+    different = [data(), data(1.0), data(clusters=[0, 0, 1]), data(clusters=[0, 1, 1])]
+    assert len({one.fingerprint() for one in different}) == 4

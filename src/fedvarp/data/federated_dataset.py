@@ -13,6 +13,7 @@ FederatedDataset(4 clients, 2 clusters)
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,20 @@ class FederatedDataset:
         examples = self.load(i)
         _check_examples(examples, f"Client {i} ({self.client_names[i]})")
         return examples
+
+    def fingerprint(self) -> str:
+        """Changes with the sizes, the clusters, the first and last client's examples or the test's.
+
+        Tells a resumed run that its data is no longer the data it began with, at the cost of
+        loading two clients.
+        """
+        digest = hashlib.sha256(str(self.num_clients).encode())
+        parts = [self.num_examples, self.cluster_of, *(self.test or ())]
+        for part in [*parts, *self.client(0), *self.client(self.num_clients - 1)]:
+            if part is not None:
+                digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+                digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
         parts = [f"{self.num_clients:,} clients"]
