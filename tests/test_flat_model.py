@@ -109,6 +109,16 @@ def test_the_state_dict_loads_into_a_module_that_never_heard_of_us() -> None:
     assert torch.equal(FlatModel(plain).vector(), w)
 
 
+def test_what_leaves_the_model_is_a_copy() -> None:
+    model = FlatModel(nn.Linear(2, 1, bias=False))
+    model.vector().fill_(7.0)
+    assert not bool((model.vector() == 7.0).any())
+    w = torch.ones(2)
+    state = model.state_dict(w)
+    w.zero_()
+    assert bool((state["weight"] == 1.0).all())
+
+
 def test_unflatten_gives_views_by_name() -> None:
     model = FlatModel(nn.Linear(2, 1))
     w = torch.tensor([1.0, 2.0, 3.0])

@@ -52,6 +52,39 @@ def test_momentum_is_the_heavy_ball() -> None:
     assert torch.equal(server.w, torch.full((D,), -4.25))
 
 
+def test_momentum_remembers_directions_not_steps() -> None:
+    """v = 1 twice, scale 1 then ½, β = ½: w = −1·1 − ½·(½ + 1) = −1.75."""
+    server = Server(torch.zeros(D), FedAvg(), Momentum(1.0, 0.5))
+    for scale in (1.0, 0.5):
+        server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
+    assert torch.equal(server.w, torch.full((D,), -1.75))
+
+
+def test_an_optimizer_starts_afresh_with_each_server() -> None:
+    optimizer = Momentum(1.0, 0.5)
+    for _ in range(2):
+        server = Server(torch.zeros(D), FedAvg(), optimizer)
+        server.receive(updates_of(torch.ones(2, D)))
+        assert torch.equal(server.w, -torch.ones(D))
+
+
+def test_weights_follow_their_rows() -> None:
+    """Client 0 diverged; 4 and 2 arrive in the wrong order. v = 2·w_2 + 4·w_4."""
+    server = Server(torch.zeros(1), FedAvg(), SGD())
+    ones = torch.ones(3, dtype=torch.int64)
+    deltas = torch.tensor([[4.0], [math.nan], [2.0]])
+    weights = torch.tensor([0.5, 100.0, 0.25], dtype=torch.float64)
+    server.receive(RoundUpdates(torch.tensor([4, 0, 2]), deltas, ones, ones, 1.0, weights))
+    assert server.w.item() == -(2 * 0.25 + 4 * 0.5)
+
+
+def test_a_negative_number_of_examples_is_refused() -> None:
+    server = Server(torch.zeros(1), FedAvg(), SGD())
+    one = torch.tensor([1])
+    report = server.receive(RoundUpdates(one, torch.ones(1, 1), one, -one, 1.0))
+    assert report.refused == {1: "it reports -1 examples"}
+
+
 def test_the_broadcast_stays_the_model_of_its_round() -> None:
     server = Server(torch.ones(D), FedAvg(), SGD())
     broadcast = server.broadcast(torch.tensor([0, 1]))
@@ -82,6 +115,8 @@ def test_refusals_of_the_trainer_appear_in_the_report() -> None:
     report = server.receive(updates)
     assert report.accepted == (0, 1)
     assert report.refused == {9: "its loss was NaN"}
+    both = server.receive(replace(updates, num_steps=torch.tensor([4, 0])))
+    assert set(both.refused) == {1, 9}
 
 
 def test_a_matrix_of_the_wrong_width_or_type_is_refused_reply_by_reply() -> None:
@@ -117,7 +152,7 @@ def test_the_scale_is_that_of_the_clients_that_count() -> None:
     ],
 )
 def test_parts_that_do_not_fit_together_raise(change: dict[str, object], message: str) -> None:
-    server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+    server = Server(torch.zeros(D), FedAvg(), SGD())
     with pytest.raises(ValueError, match=message):
         server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
     assert server.round == 0

@@ -118,11 +118,11 @@ class Checkpoint:
         for name, tensor in extra.items():
             batch["state", f"tensors/{name}"] = tensor
         for table in tables:
-            table.save(batch)
+            table.save(batch, self.store)
         batch["state", "about"] = as_json(about)
         self.store.write(batch)
         for table in tables:
-            table.saved()
+            table.saved(self.store)
         self._about = about
 
     def restore(self, server: Server) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ class Store:
 
     def __init__(self, path: Path, fsync: bool) -> None:
         self.path = path
+        self.identity = uuid.uuid4().hex  # of this opening: what was saved earlier may be gone
         self.has_checkpoint = False  # then a checkpoint decides when rows are written
         self._users = 0
         self._databases: dict[str, Any] = {}

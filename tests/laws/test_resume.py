@@ -98,28 +98,3 @@ def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) 
 
     sitting(rounds=5, commits=3)
     assert_equal(one_sitting(tmp_path / "cut", "FedVARP", place, "float32", "sgd", ROUNDS), whole)
-
-
-def test_a_healed_sum_is_resumed_bit_for_bit(tmp_path: Path) -> None:
-    """An outlier comes in one sitting and goes in the next: both must heal the same way."""
-
-    def sitting(folder: Path, start: int, stop: int) -> torch.Tensor:
-        from fedvarp import FedVARP, InMemoryStates, RoundUpdates
-
-        with Checkpoint(folder, fsync=False) as checkpoint:
-            server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD(0.01))
-            checkpoint.restore(server)
-            for t in range(start, stop):
-                deltas = torch.full((2, D), 1e12 if t == 2 else 1.0 + t / 3)
-                ones = torch.ones(2, dtype=torch.int64)
-                clients = torch.tensor([t % 3, 5 + t % 4])
-                server.receive(RoundUpdates(clients, deltas, ones, ones, scale=1e-12))
-                checkpoint.commit(server)
-            states = server.aggregator.states
-            assert states is not None
-            return torch.cat([server.w, states.mean()])
-
-    whole = sitting(tmp_path / "whole", 0, 12)
-    for t in range(12):
-        pieces = sitting(tmp_path / "pieces", t, t + 1)
-    assert torch.equal(pieces, whole)

@@ -91,7 +91,7 @@ class Int8(Codec):
         # The smallest normal number keeps the division finite where a block is all but zero.
         scale = (blocks.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         scales[start // self.block : self._num_blocks(stop)] = scale
-        rounded = (blocks / scale[:, None]).round_().clamp_(-127, 127)
+        rounded = (blocks / scale[:, None]).round_()
         whole[start:stop].copy_(rounded.view(-1)[:count])
 
     def _num_blocks(self, dim: int) -> int:

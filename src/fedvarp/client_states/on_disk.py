@@ -48,6 +48,7 @@ class OnDiskStates(RowTable):
         self._waiting: dict[int, Tensor] = {}
         self._database = f"rows/{name}"
         self.store = Store.open(path, fsync=fsync)
+        self._saved_in = self.store.identity
         try:
             if self.store.read("tables", f"{name}/about") is not None:
                 self.load(self.store)
@@ -81,13 +82,13 @@ class OnDiskStates(RowTable):
     def flush(self) -> None:
         """Writes the waiting rows and the sum in one transaction."""
         batch: dict[tuple[str, str], Tensor] = {}
-        self.save(batch)
+        self.save(batch, self.store)
         self.store.write(batch)
-        self.saved()
+        self.saved(self.store)
 
-    def saved(self) -> None:
+    def saved(self, store: Store) -> None:
         """What `save` collected is on disk; memory lets go of it."""
-        super().saved()
+        super().saved(store)
         self._waiting.clear()
 
     def _adopt_rows(self, store: Store) -> None:

@@ -62,11 +62,13 @@ class RowTable(ClientStates):
         self.device = torch.device(device)
         self._sum = torch.zeros(dim, dtype=torch.float64, device=self.device)
         self._largest = 0.0  # largest value the sum has digested since it was last made afresh
+        self._largest_in: int | None = None  # the row that holds it; None once overwritten
         self._shares: Tensor | None = None
         self._total_share = float(num_clients)
         self._shares_digest = _EQUAL_SHARES
         self._sum_digest = _EQUAL_SHARES  # of the shares that the sum was made with
-        self._changed: set[int] = set()
+        self._changed: set[int] = set()  # rows, since the last save
+        self._saved_in = ""  # the store that has all other rows
         if client_weights is not None:
             self.share(client_weights)
 
@@ -143,42 +145,46 @@ class RowTable(ClientStates):
     ) -> None:
         check_finite(clients, magnitudes)
         numbers = clients.tolist()
+        if not numbers:
+            return
         self._bring_sum_up_to_date()
         encoded = [self._encoded(client) for client in numbers]
-        present = max(magnitudes, default=0.0)
-        suspect = self._largest_suspect(encoded, present)
         exchange_rows(self.codec, encoded, rows, self._shares_of(clients), self._sum, weights, v)
         for client, row in zip(numbers, encoded, strict=True):
             self._keep(client, row)
         self._changed.update(numbers)
-        self._largest = max(self._largest, present)
-        if suspect:
-            self._heal(suspect, present)
+        self._note_largest(numbers, magnitudes)
+        self._heal(max(magnitudes))
         self._after_overwrite()
 
     def _after_overwrite(self) -> None:
         """A chance for a subclass to save what has just changed."""
 
     # A sum that heals: 1e30 + 1 - 1e30 is 0, so an enormous row that comes and goes takes the
-    # others with it. When one goes, the sum is made afresh: rare, and O(rows written · d) then.
+    # others with it. Once it is gone the sum is made afresh: rare, and O(rows written · d) then.
 
-    def _largest_suspect(self, replaced: list[Tensor], present: float) -> float:
-        """The largest value about to be overwritten, where it may have been an outlier; else 0."""
-        if not replaced or self._largest <= _OUTLIER * present:
-            return 0.0
-        return max(float(self.codec.decode(row, 0, self.dim).abs().max()) for row in replaced)
+    def _note_largest(self, rows: list[int], magnitudes: list[float]) -> None:
+        present = max(magnitudes)
+        if present >= self._largest:
+            self._largest, self._largest_in = present, rows[magnitudes.index(present)]
+        elif self._largest_in in rows:
+            self._largest_in = None
 
-    def _heal(self, overwritten: float, present: float) -> None:
-        if overwritten > _OUTLIER * max(present, float(self._sum.abs().max()) / self.num_rows):
+    def _heal(self, present: float) -> None:
+        """Sums afresh if a row far larger than what remains has gone; while it stays, it counts."""
+        if self._largest_in is not None or self._largest <= _OUTLIER * present:
+            return
+        remaining = max(present, float(self._sum.abs().max()) / self.num_rows)
+        if self._largest > _OUTLIER * remaining:
             self._sum_afresh()
 
     def _sum_afresh(self) -> None:
         self._sum.zero_()
         self._sum_digest = self._shares_digest
-        self._largest = 0.0
+        self._largest, self._largest_in = 0.0, None
         for row in sorted(self.rows_written()):  # in one order, whatever order they came in
             numbers = self.codec.decode(self._encoded(row), 0, self.dim)
-            self._largest = max(self._largest, float(numbers.abs().max()))
+            self._note_largest([row], [float(numbers.abs().max())])
             self._sum.add_(numbers.double() * self._share_of(row))
 
     # How many clients a row stands for
@@ -245,18 +251,26 @@ class RowTable(ClientStates):
             "row_weights": self._shares_digest,
         }
 
-    def save(self, batch: dict[tuple[str, str], Tensor]) -> None:
-        """Adds to `batch` what has changed since the last `saved`: O(M·d) whatever N is."""
+    def save(self, batch: dict[tuple[str, str], Tensor], store: Store) -> None:
+        """Adds to `batch` what has changed since the last save there: O(M·d) whatever N is.
+
+        A store that has not seen this table before gets all of it.
+        """
         self._bring_sum_up_to_date()
         batch["tables", f"{self.name}/about"] = as_json(
-            {**RowTable.describe(self), "largest": self._largest}
+            {
+                **RowTable.describe(self),
+                "largest": self._largest,
+                "largest_in": self._largest_in,
+            }
         )
         batch["tables", f"{self.name}/sum"] = self._sum
-        for row in self._changed:
+        for row in self._changed if store.identity == self._saved_in else self.rows_written():
             batch[f"rows/{self.name}", str(row)] = self._encoded(row)
 
-    def saved(self) -> None:
-        """What `save` collected is safe; it need not be written again."""
+    def saved(self, store: Store) -> None:
+        """What `save` collected is safe there; it need not be written again."""
+        self._saved_in = store.identity
         self._changed.clear()
 
     def load(self, store: Store) -> None:
@@ -268,7 +282,8 @@ class RowTable(ClientStates):
         self._adopt_rows(store)
         self._sum = total.to(self.device)
         self._sum_digest = about["row_weights"]
-        self._largest = about["largest"]
+        self._largest, self._largest_in = about["largest"], about["largest_in"]
+        self._saved_in = store.identity
         self._changed.clear()
 
     def _encoded(self, row: int) -> Tensor:

@@ -1,0 +1,289 @@
+"""Rows on disk: alone, beside a checkpoint, and after a write that failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import registry
+from fedvarp import (
+    SGD,
+    Checkpoint,
+    CheckpointError,
+    FedVARP,
+    InMemoryStates,
+    Momentum,
+    OnDiskStates,
+    RoundUpdates,
+    Server,
+    SharedByCluster,
+    StoreError,
+    cluster_fedvarp,
+    stream,
+)
+from fedvarp.store import Store
+
+N, D = 5, 4
+every_place = pytest.mark.parametrize("place", registry.PLACES)
+
+
+def row(seed: int, dim: int = D) -> torch.Tensor:
+    return torch.randn(1, dim, generator=stream(seed, "row"))
+
+
+def receive(server: Server, client: int, seed: int, size: float = 1.0) -> None:
+    one = torch.tensor([1])
+    delta = size * row(seed, len(server.w))
+    server.receive(RoundUpdates(torch.tensor([client]), delta, one, one, scale=0.5))
+
+
+def everyone(server: Server) -> torch.Tensor:
+    states = server.aggregator.states
+    assert states is not None
+    return states.get(torch.arange(states.num_clients))
+
+
+@pytest.mark.parametrize("codec", registry.CODEC_NAMES)
+def test_a_table_alone_is_found_again(tmp_path: Path, codec: str) -> None:
+    weights = torch.arange(1.0, N + 1)
+    with OnDiskStates(tmp_path, N, D, codec, client_weights=weights) as states:
+        for t in range(8):
+            rows = torch.cat([row(t), row(t + 100)]).to(states.values)
+            states.put(torch.tensor([t % 3, 4]), rows)
+        mean, rows = states.mean(), states.get(torch.arange(N))
+    with OnDiskStates(tmp_path, N, D, codec, client_weights=weights) as states:
+        assert states.num_rows == 4
+        assert torch.equal(states.mean(), mean)
+        assert torch.equal(states.get(torch.arange(N)), rows)
+
+
+def test_a_table_alone_keeps_the_rows_of_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Store, batch: object) -> None:
+        raise StoreError("no room")
+
+    with OnDiskStates(tmp_path, N, D) as states:
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write", full)
+            with pytest.raises(StoreError, match="no room"):
+                states.put(torch.tensor([0]), row(0))
+        states.put(torch.tensor([1]), row(1))
+    with OnDiskStates(tmp_path, N, D) as states:
+        rows = states.get(torch.arange(N))
+        assert torch.equal(rows[:2], torch.cat([row(0), row(1)]))
+        torch.testing.assert_close(states.mean(), rows.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "dim", "dtype"), [(N + 1, D, "float32"), (N, D + 1, "float32"), (N, D, "int8")]
+)
+def test_a_table_of_something_else_is_not_opened(
+    tmp_path: Path, num_clients: int, dim: int, dtype: str
+) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        states.put(torch.tensor([0]), row(0))
+    before = (tmp_path / "data.mdb").read_bytes()
+    with pytest.raises(StoreError, match="was made for"):
+        OnDiskStates(tmp_path, num_clients, dim, dtype)
+    assert (tmp_path / "data.mdb").read_bytes() == before
+    with OnDiskStates(tmp_path, N, D) as states:  # and the folder was given back
+        assert states.num_rows == 1
+
+
+def test_memory_lets_go_of_rows_once_committed(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states, Checkpoint(tmp_path) as checkpoint:
+        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        receive(server, 0, seed=0)
+        assert states._waiting
+        checkpoint.commit(server)
+        assert not states._waiting
+        receive(server, 0, seed=1)
+        receive(server, 1, seed=2)
+        assert states.num_rows == 2  # one waits over its old self, one is new
+
+
+def test_a_table_saves_itself_again_once_the_checkpoint_is_closed(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        Checkpoint(tmp_path).close()
+        states.put(torch.tensor([2]), row(0))
+    with OnDiskStates(tmp_path, N, D) as states:
+        assert torch.equal(states.get(torch.tensor([2])), row(0))
+
+
+@every_place
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failed_commit_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, failing: int
+) -> None:
+    write = Store.write
+    states = registry.rows_in(place, tmp_path, N, D, "float32")
+    with Checkpoint(tmp_path, fsync=False) as checkpoint:
+        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        for t in range(4):
+            receive(server, t, seed=t)
+
+            def flaky(self: Store, batch: dict[tuple[str, str], torch.Tensor], t: int = t) -> None:
+                if t == failing:
+                    raise StoreError("no room")
+                write(self, batch)
+
+            monkeypatch.setattr(Store, "write", flaky)
+            if t == failing:
+                with pytest.raises(StoreError, match="no room"):
+                    checkpoint.commit(server)
+            else:
+                checkpoint.commit(server)
+    registry.close(states)
+    again = registry.rows_in(place, tmp_path, N, D, "float32")
+    with Checkpoint(tmp_path, fsync=False) as checkpoint:
+        resumed = Server(torch.zeros(D), FedVARP(again), SGD())
+        checkpoint.restore(resumed)
+        assert torch.equal(everyone(resumed)[:4], torch.cat([row(t) for t in range(4)]))
+    registry.close(again)
+    assert torch.equal(resumed.w, server.w)
+
+
+def test_a_second_folder_gets_the_whole_table(tmp_path: Path) -> None:
+    """The first commit into a folder cannot rely on what was saved elsewhere."""
+    server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+    for folder, client in (("a", 0), ("b", 1)):
+        with Checkpoint(tmp_path / folder) as checkpoint:
+            receive(server, client, seed=client)
+            checkpoint.commit(server)
+    again = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+    with Checkpoint(tmp_path / "b") as checkpoint:
+        checkpoint.restore(again)
+    assert torch.equal(everyone(again), everyone(server))
+
+
+@every_place
+def test_restoring_takes_back_what_was_not_committed(tmp_path: Path, place: str) -> None:
+    states = registry.rows_in(place, tmp_path, N, D, "float32")
+    with Checkpoint(tmp_path) as checkpoint:
+        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        receive(server, 0, seed=0)
+        checkpoint.commit(server)
+        w, rows, mean = server.w.clone(), everyone(server), states.mean()
+        receive(server, 0, seed=1)
+        receive(server, 2, seed=2)
+        checkpoint.restore(server)
+        assert server.round == 1
+        assert torch.equal(server.w, w)
+        assert torch.equal(everyone(server), rows)
+        assert torch.equal(states.mean(), mean)
+        checkpoint.commit(server)
+        assert checkpoint.store.keys("rows/rows") == ["0"]
+    registry.close(states)
+
+
+def test_restoring_refuses_rows_elsewhere(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path / "a", N, D) as states, Checkpoint(tmp_path / "a") as checkpoint:
+        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        receive(server, 0, seed=0)
+        checkpoint.commit(server)
+    with (
+        OnDiskStates(tmp_path / "b", N, D) as states,
+        Checkpoint(tmp_path / "a") as checkpoint,
+        pytest.raises(CheckpointError, match="same path"),
+    ):
+        checkpoint.restore(Server(torch.zeros(D), FedVARP(states), SGD()))
+
+
+def test_a_damaged_row_is_noticed_and_the_server_stays_as_it_is(tmp_path: Path) -> None:
+    dim = 2000
+
+    def fresh() -> Server:
+        return Server(torch.zeros(dim), FedVARP(InMemoryStates(N, dim)), Momentum())
+
+    with Checkpoint(tmp_path) as checkpoint:
+        server = fresh()
+        for t in range(2):
+            receive(server, t, seed=t)
+            checkpoint.commit(server)
+    file = tmp_path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.find(row(0, dim).numpy().tobytes())
+    assert at > 0
+    while at > 0:  # pages that are free again may hold it too
+        data[at + 3001] ^= 0x10
+        at = data.find(row(0, dim).numpy().tobytes())
+    file.write_bytes(bytes(data))
+    other = fresh()
+    receive(other, 4, seed=9)
+    w, rows, velocity = other.w.clone(), everyone(other), other.optimizer.tensors()["velocity"]
+    before = velocity.clone()
+    damaged = pytest.raises(StoreError, match="checksum of rows/rows/0")
+    with Checkpoint(tmp_path) as checkpoint, damaged:
+        checkpoint.restore(other)
+    assert other.round == 1
+    assert torch.equal(other.w, w)
+    assert torch.equal(everyone(other), rows)
+    assert torch.equal(other.optimizer.tensors()["velocity"], before)
+
+
+def test_a_value_without_a_checksum_is_damage(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store.write({("state", "x"): torch.ones(3)})
+    with store._environment.begin(write=True) as transaction:
+        transaction.delete(b"state/x", db=store._database("checksums"))
+    with pytest.raises(StoreError, match="state/x does not match"):
+        store.read("state", "x")
+    store.close()
+
+
+@every_place
+def test_a_put_right_after_a_client_joined_a_cluster(place: str, tmp_path: Path) -> None:
+    """The rows weigh differently from then on, and nobody asked for the mean in between."""
+    states = SharedByCluster(
+        torch.tensor([0, 1, 1]), registry.rows_in(place, tmp_path, 2, D, "float32")
+    )
+    states.put(torch.arange(3), torch.cat([row(0), row(1), row(2)]))
+    states.add_clients(torch.tensor([0, 0, 0]))
+    states.put(torch.tensor([2]), row(3))
+    torch.testing.assert_close(states.mean(), states.get(torch.arange(6)).mean(0))
+    registry.close(states)
+
+
+def test_a_commit_right_after_a_client_joined_a_cluster(tmp_path: Path) -> None:
+    def server(clusters: list[int]) -> Server:
+        table = cluster_fedvarp(torch.tensor(clusters), InMemoryStates(2, D))
+        return Server(torch.zeros(D), table, SGD())
+
+    with Checkpoint(tmp_path) as checkpoint:
+        first = server([0, 1, 1])
+        receive(first, 0, seed=0)
+        receive(first, 1, seed=1)
+        states = first.aggregator.states
+        assert isinstance(states, SharedByCluster)
+        states.add_clients(torch.tensor([0, 0, 0]))
+        checkpoint.commit(first)
+        again = server([0, 1, 1, 0, 0, 0])
+        assert checkpoint.restore(again)
+    restored = again.aggregator.states
+    assert restored is not None
+    torch.testing.assert_close(restored.mean(), everyone(again).mean(0))
+
+
+@every_place
+def test_a_healed_sum_is_resumed_bit_for_bit(tmp_path: Path, place: str) -> None:
+    """An outlier comes in one sitting and goes in another: both heal at the same moment."""
+
+    def sitting(folder: Path, start: int, stop: int) -> torch.Tensor:
+        states = registry.rows_in(place, folder, N, D, "float32")
+        with Checkpoint(folder, fsync=False) as checkpoint:
+            server = Server(torch.zeros(D), FedVARP(states), SGD(0.01))
+            checkpoint.restore(server)
+            for t in range(start, stop):
+                receive(server, t % N, seed=t, size=1e17 if t == 2 else 1.0)
+                checkpoint.commit(server)
+            found = torch.cat([server.w, states.mean(), everyone(server).flatten()])
+        registry.close(states)
+        return found
+
+    whole = sitting(tmp_path / "whole", 0, 12)
+    for t in range(12):
+        pieces = sitting(tmp_path / "pieces", t, t + 1)
+    assert torch.equal(pieces, whole)
