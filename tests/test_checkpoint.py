@@ -221,9 +221,11 @@ def test_a_commit_writes_what_changed_whatever_n_is(
     written: list[int] = []
     write = Store.write
 
-    def counting(self: Store, batch: dict[tuple[str, str], torch.Tensor]) -> None:
+    def counting(
+        self: Store, batch: dict[tuple[str, str], torch.Tensor], emptied: list[str]
+    ) -> None:
         written.append(sum(tensor.nbytes for tensor in batch.values()))
-        write(self, batch)
+        write(self, batch, emptied)
 
     monkeypatch.setattr(Store, "write", counting)
     for n in (10, 1_000_000):

@@ -189,6 +189,8 @@ def test_buffers_are_kept_beside_the_vector() -> None:
     assert int(model.buffers()["steps"]) == 7
     model.load_buffers(buffers)
     assert int(model.buffers()["steps"]) == 8
+    with pytest.raises(ValueError, match="'statistic' has shape"):
+        model.load_buffers(buffers | {"statistic": torch.tensor(0.0)})
     with pytest.raises(ValueError, match="seen"):
         model.load_buffers({"statistic": torch.zeros(1), "steps": torch.tensor(1)})
 
@@ -204,3 +206,6 @@ def test_float_buffers_are_averaged_and_counters_take_the_maximum() -> None:
     assert merged["steps"].dtype == torch.int64
     assert merged["seen"].item() is True
     assert average_buffers(replies, weights=[1.0, 1.0, 0.0])["statistic"].item() == 1.5
+    for wrong in ([1.0], [0.0, 0.0, 0.0]):
+        with pytest.raises(ValueError, match="3 replies need as many weights"):
+            average_buffers(replies, weights=wrong)

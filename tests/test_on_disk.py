@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,7 +65,7 @@ def test_a_table_alone_is_found_again(tmp_path: Path, codec: str) -> None:
 def test_a_table_alone_keeps_the_rows_of_a_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Store, batch: object) -> None:
+    def full(self: Store, batch: object, emptied: object) -> None:
         raise StoreError("no room")
 
     with OnDiskStates(tmp_path, N, D) as states:
@@ -125,10 +128,15 @@ def test_a_failed_commit_loses_no_row(
         for t in range(4):
             receive(server, t, seed=t)
 
-            def flaky(self: Store, batch: dict[tuple[str, str], torch.Tensor], t: int = t) -> None:
+            def flaky(
+                self: Store,
+                batch: dict[tuple[str, str], torch.Tensor],
+                emptied: list[str],
+                t: int = t,
+            ) -> None:
                 if t == failing:
                     raise StoreError("no room")
-                write(self, batch)
+                write(self, batch, emptied)
 
             monkeypatch.setattr(Store, "write", flaky)
             if t == failing:
@@ -144,6 +152,128 @@ def test_a_failed_commit_loses_no_row(
         assert torch.equal(everyone(resumed)[:4], torch.cat([row(t) for t in range(4)]))
     registry.close(again)
     assert torch.equal(resumed.w, server.w)
+
+
+def test_a_folder_with_rows_of_another_table_ends_with_those_of_this_one(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        states.put(torch.tensor([3]), row(0))
+    server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+    with Checkpoint(tmp_path) as checkpoint:
+        receive(server, 1, seed=1)
+        checkpoint.commit(server)
+        assert checkpoint.store.keys("rows/rows") == ["1"]
+
+
+def test_only_the_server_whose_run_it_is_may_commit(tmp_path: Path) -> None:
+    def fresh() -> Server:
+        return Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+
+    with Checkpoint(tmp_path) as checkpoint:
+        first, second = fresh(), fresh()
+        receive(first, 0, seed=0)
+        checkpoint.commit(first)
+        receive(second, 1, seed=1)
+        with pytest.raises(CheckpointError, match="would overwrite"):
+            checkpoint.commit(second)
+        assert checkpoint.restore(second)
+        checkpoint.commit(second)
+
+
+def test_rows_of_a_saved_round_are_not_changed_without_its_checkpoint(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        with Checkpoint(tmp_path) as checkpoint:
+            server = Server(torch.zeros(D), FedVARP(states), SGD())
+            receive(server, 0, seed=0)
+            checkpoint.commit(server)
+            receive(server, 0, seed=1)
+        with pytest.raises(StoreError, match="Open the Checkpoint"):
+            states.put(torch.tensor([1]), row(2))
+    with OnDiskStates(tmp_path, N, D) as states:
+        assert torch.equal(states.get(torch.arange(2)), torch.cat([row(0), torch.zeros(1, D)]))
+
+
+def test_a_table_is_open_once(tmp_path: Path) -> None:
+    with (
+        OnDiskStates(tmp_path, N, D),
+        OnDiskStates(tmp_path, N, D, name="other"),
+        pytest.raises(StoreError, match="open already in this process"),
+    ):
+        OnDiskStates(tmp_path, N, D)
+    OnDiskStates(tmp_path, N, D).close()
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        checkpoint = Checkpoint(tmp_path)
+        checkpoint.close()
+        checkpoint.close()
+        states.put(torch.tensor([0]), row(0))
+    states.close()
+
+
+def test_whoever_asks_for_fsync_gets_it(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D, fsync=False) as states:
+        states.put(torch.tensor([0]), row(0))
+        assert not states.store._environment.flags()["sync"]
+        with Checkpoint(tmp_path):
+            assert states.store._environment.flags()["sync"]
+            assert torch.equal(states.get(torch.tensor([0])), row(0))
+
+
+def test_a_folder_may_be_closed_by_another_thread(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    closing = threading.Thread(target=checkpoint.close)
+    closing.start()
+    closing.join()
+    Checkpoint(tmp_path).close()
+
+
+def test_tensors_without_numbers_come_back(tmp_path: Path) -> None:
+    with Checkpoint(tmp_path) as checkpoint:
+        server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+        checkpoint.commit(server, tensors={"nothing": torch.empty(0, 3)})
+        assert checkpoint.tensors()["nothing"].shape == (0, 3)
+
+
+def test_two_words_that_changed_places_are_damage(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    numbers = torch.arange(1000, dtype=torch.int64)
+    store.write({("state", "x"): numbers})
+    store.close()
+    file = tmp_path / "data.mdb"
+    data = file.read_bytes()
+    swapped = numbers.clone()
+    swapped[[3, 700]] = swapped[[700, 3]]
+    file.write_bytes(data.replace(numbers.numpy().tobytes(), swapped.numpy().tobytes()))
+    store = Store.open(tmp_path)
+    with pytest.raises(StoreError, match="checksum of state/x"):
+        store.read("state", "x")
+    store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_may_not_write(tmp_path: Path) -> None:
+    with OnDiskStates(tmp_path, N, D) as states:
+        child = os.fork()
+        if child == 0:
+            try:
+                states.put(torch.tensor([0]), row(0))
+            except StoreError as error:
+                os._exit(42 if "forked" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+
+
+def test_pickled_rows_do_not_bring_their_slabs() -> None:
+    """A row is 4 kB; a slab holds up to 16 MB of them."""
+    states = InMemoryStates(100, 1000)
+    states.put(torch.arange(50), torch.randn(50, 1000))
+    sent = pickle.dumps(states)
+    assert len(sent) < 50 * 4000 * 1.2
+    received = pickle.loads(sent)  # noqa: S301  # our own bytes
+    assert torch.equal(received.get(torch.arange(100)), states.get(torch.arange(100)))
+    received.put(torch.tensor([70]), torch.ones(1, 1000))
+    assert torch.equal(states.get(torch.tensor([70])), torch.zeros(1, 1000))
 
 
 def test_a_second_folder_gets_the_whole_table(tmp_path: Path) -> None:

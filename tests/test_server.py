@@ -171,6 +171,37 @@ def test_an_unknown_client_raises_before_anything_changes(
     assert states.num_rows == 0
 
 
+def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() -> None:
+    server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
+    updates = updates_of(torch.ones(2, D))
+    assert updates.magnitudes == [1.0, 1.0]
+    updates.deltas[0, 0] = math.nan
+    assert list(server.receive(updates).refused) == [0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"scale": 1e300}, {"weights": torch.tensor([1e300, 1.0], dtype=torch.float64)}]
+)
+def test_a_step_beyond_all_reason_is_refused_before_the_table_changes(
+    change: dict[str, object],
+) -> None:
+    states = InMemoryStates(N, D)
+    server = Server(torch.zeros(D), FedVARP(states), SGD())
+    with pytest.raises(ValueError, match=r"look at RoundUpdates\.weights and scale"):
+        server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
+    assert states.num_rows == 0
+    assert torch.equal(server.w, torch.zeros(D))
+
+
+@pytest.mark.parametrize("algorithm", [FedVARP, MIFA, Scaffold])
+def test_updates_may_hang_on_a_graph(
+    algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
+) -> None:
+    server = Server(torch.zeros(D), algorithm(InMemoryStates(N, D)), SGD())
+    server.receive(updates_of(torch.ones(2, D, requires_grad=True)))
+    assert not server.w.requires_grad
+
+
 def test_a_skipped_round_only_counts() -> None:
     server = Server(torch.zeros(D), FedAvg(), SGD())
     server.skip()
@@ -211,6 +242,7 @@ def test_single_replies_are_stacked_and_bad_ones_named() -> None:
             reply(1, torch.ones(D)),
             reply(5, torch.zeros(D)),
             reply(3, torch.ones(D).double()),
+            Reply(4, torch.ones(D), num_steps=-4, num_examples=7),
         ],
         dim=D,
         client_lr=0.5,
@@ -222,6 +254,7 @@ def test_single_replies_are_stacked_and_bad_ones_named() -> None:
     assert updates.refused == {
         2: "its update has shape (4,), the model has 3 numbers",
         3: "its update is torch.float64, the model is torch.float32",
+        4: "it reports -4 local steps",
     }
 
 

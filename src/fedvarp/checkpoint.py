@@ -62,8 +62,9 @@ class Checkpoint:
         except BaseException:
             self.store.close()
             raise
-        self._adopted = not self._about
-        self.store.has_checkpoint = True
+        self._owner: Server | None = None  # whose rounds this folder holds
+        self._is_open = True
+        self.store.checkpoints_open += 1
 
     @property
     def round(self) -> int | None:
@@ -95,7 +96,7 @@ class Checkpoint:
             tensors: Whatever else belongs to the round, for instance a model's buffers.
             notes: The same, for what JSON can hold.
         """
-        if not self._adopted:
+        if self._about and server is not self._owner:
             raise CheckpointError(
                 f"{self.store.path} holds a run at round {self.round}, which this commit would "
                 f"overwrite. Call restore() first to go on with it, or choose a new folder."
@@ -120,10 +121,12 @@ class Checkpoint:
         for table in tables:
             table.save(batch, self.store)
         batch["state", "about"] = as_json(about)
-        self.store.write(batch)
+        emptied = [database for table in tables for database in table.replaces(self.store)]
+        self.store.write(batch, emptied)
         for table in tables:
             table.saved(self.store)
         self._about = about
+        self._owner = server
 
     def restore(self, server: Server) -> bool:
         """Makes `server` the one that was last committed; False in a new folder.
@@ -133,9 +136,12 @@ class Checkpoint:
         """
         if not self._about:
             return False
-        refuse_differences(
-            self._about["server"], server.describe(), f"The checkpoint in {self.store.path}"
-        )
+        try:
+            refuse_differences(
+                self._about["server"], server.describe(), f"The checkpoint in {self.store.path}"
+            )
+        except StoreError as difference:
+            raise CheckpointError(str(difference)) from None
         tables = _tables(server)
         self._refuse_rows_elsewhere(tables)
         w = self.store.read_tensor("state", "w", server.w.dtype, tuple(server.w.shape))
@@ -143,9 +149,9 @@ class Checkpoint:
         for table in tables:
             table.load(self.store)
         server.optimizer.load({k: t.to(server.w.device) for k, t in optimizer.items()})
-        server.w = w.to(server.w.device)
+        server.w.copy_(w)
         server.round = self._about["round"]
-        self._adopted = True
+        self._owner = server
         return True
 
     def tensors(self) -> dict[str, Tensor]:
@@ -153,9 +159,11 @@ class Checkpoint:
         return self._read_all("tensors", self._about.get("tensors", {}))
 
     def close(self) -> None:
-        """Gives the folder back; a table that stays open in it saves itself from now on."""
-        self.store.has_checkpoint = False
-        self.store.close()
+        """Gives the folder back."""
+        if self._is_open:
+            self._is_open = False
+            self.store.checkpoints_open -= 1
+            self.store.close()
 
     def __enter__(self) -> Checkpoint:
         return self

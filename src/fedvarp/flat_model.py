@@ -103,6 +103,12 @@ class FlatModel:
                 f"model has {sorted(own)}."
             )
         for name, buffer in own.items():
+            if buffer.shape != buffers[name].shape:
+                raise ValueError(
+                    f"Buffer {name!r} has shape {tuple(buffer.shape)} here, but "
+                    f"{tuple(buffers[name].shape)} was given."
+                )
+        for name, buffer in own.items():
             buffer.copy_(buffers[name])
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
@@ -125,7 +131,9 @@ def average_buffers(
 
     An average of step counters means nothing, and it would turn them into floats.
     """
-    shares = [1 / len(replies)] * len(replies) if weights is None else list(weights)
+    shares = [1.0] * len(replies) if weights is None else list(weights)
+    if len(shares) != len(replies) or not sum(shares) > 0:
+        raise ValueError(f"{len(replies)} replies need as many weights, not all zero: {shares}.")
     merged = {}
     for name, first in replies[0].items():
         stacked = torch.stack([reply[name] for reply in replies])
@@ -163,9 +171,10 @@ def _slots(module: nn.Module) -> list[_Slot]:
 def _refuse_batch_norm(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
+            groups = 2 if layer.num_features % 2 == 0 else 1
             raise ValueError(
                 f"Layer {name!r} is {type(layer).__name__}. Its statistics differ from client to "
                 f"client and their average belongs to nobody, which breaks training on "
-                f"heterogeneous clients. Use nn.GroupNorm(2, {layer.num_features}) in its place, "
-                f"as the paper does."
+                f"heterogeneous clients. Use nn.GroupNorm({groups}, {layer.num_features}) in its "
+                f"place, as the paper does."
             )

@@ -67,6 +67,8 @@ class RoundUpdates:
                 )
             elif reply.delta.dtype != dtype:
                 refused[reply.client] = f"its update is {reply.delta.dtype}, the model is {dtype}"
+            elif reply.num_steps < 1:
+                refused[reply.client] = f"it reports {reply.num_steps} local steps"
             else:
                 good[reply.client] = reply
         kept = [good[client] for client in sorted(good)]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from fedvarp.algorithms import Aggregator
 from fedvarp.round_updates import LARGEST_MAGNITUDE, RoundUpdates
 from fedvarp.server_optimizers import ServerOptimizer
+
+_LARGEST_STEP: Final = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,6 @@ class RoundReport:
 class Server:
     """Sends the model out, takes updates in, and moves the model.
 
-    >>> import torch
     >>> from fedvarp import FedVARP, InMemoryStates, SGD
     >>> server = Server(torch.zeros(2), FedVARP(InMemoryStates(num_clients=4, dim=2)), SGD(lr=1.0))
     >>> steps = torch.tensor([1, 1])
@@ -67,6 +70,7 @@ class Server:
         self.optimizer.load({})  # what it remembers of another server's steps is not ours
         self.round = 0
 
+    @torch.no_grad()
     def broadcast(self, clients: Tensor) -> Broadcast:
         """w, and corrections to the local gradients if the algorithm has any."""
         return Broadcast(
@@ -76,6 +80,7 @@ class Server:
             corrections=self.aggregator.corrections(clients),
         )
 
+    @torch.no_grad()
     def receive(self, updates: RoundUpdates) -> RoundReport:
         """One round: v from the updates, then a step of w.
 
@@ -86,10 +91,12 @@ class Server:
             ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
             IndexError: The table does not know one of the clients.
         """
+        updates = replace(updates)  # what the last look at its rows found may be out of date
         updates.check()
         usable = self._usable(updates)
         accepted = tuple(usable.clients.tolist())
         if accepted:
+            _refuse_overflow(usable)
             v = self.aggregator.aggregate(usable)
             self.optimizer.step(self.w, v, usable.scale)
             self.round += 1
@@ -146,3 +153,13 @@ class Server:
         if magnitude > LARGEST_MAGNITUDE:
             return f"its update reaches {magnitude:.1e}: local training diverged; lower client_lr"
         return None
+
+
+def _refuse_overflow(updates: RoundUpdates) -> None:
+    """Weights or a scale beyond all reason would make w infinite after the table has changed."""
+    reach = max(updates.magnitudes) * float(updates.averaging_weights.abs().sum()) * updates.scale
+    if reach > _LARGEST_STEP:
+        raise ValueError(
+            f"The step of this round would reach {reach:.1e}. With replies of at most "
+            f"{max(updates.magnitudes):.1e}, look at RoundUpdates.weights and scale."
+        )

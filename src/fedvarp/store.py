@@ -10,7 +10,8 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,11 +43,14 @@ class Store:
     def __init__(self, path: Path, fsync: bool) -> None:
         self.path = path
         self.identity = uuid.uuid4().hex  # of this opening: what was saved earlier may be gone
-        self.has_checkpoint = False  # then a checkpoint decides when rows are written
+        self.checkpoints_open = 0  # while there is one, it decides when rows are written
+        self.tables_open: set[str] = set()
         self._users = 0
+        self._process = os.getpid()
+        self._fsync = fsync
         self._databases: dict[str, Any] = {}
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = filelock.FileLock(path / "lock")
+        self._lock = filelock.FileLock(path / "lock", thread_local=False)
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -74,25 +78,48 @@ class Store:
             cls._opened[folder] = cls(folder, fsync)
         store = cls._opened[folder]
         store._users += 1
+        if fsync and not store._fsync:
+            store._wait_for_the_disk()
         return store
 
     def close(self) -> None:
         """Gives the folder back when the last of its users has closed it."""
+        if self._users == 0:
+            return
         self._users -= 1
         if self._users == 0:
             del self._opened[self.path]
             self._environment.close()
             self._lock.release()
 
-    def write(self, batch: Mapping[tuple[str, str], Tensor]) -> None:
-        """Writes all of {(database, key): tensor} in one transaction, or nothing."""
+    def _wait_for_the_disk(self) -> None:
+        """One of several users wants fsync: from now on all get it."""
+        self._environment.close()
+        self._databases.clear()
+        self._environment = _open_environment(self.path / _DATA, fsync=True)
+        self._fsync = True
+
+    def write(self, batch: Mapping[tuple[str, str], Tensor], emptied: Iterable[str] = ()) -> None:
+        """Writes all of {(database, key): tensor} in one transaction, or nothing.
+
+        Args:
+            batch: What to write.
+            emptied: Databases to empty first, in the same transaction.
+        """
+        if os.getpid() != self._process:
+            raise StoreError(
+                f"{self.path} was opened before this process was forked off; only the process that "
+                f"opened it may write to it. Open it after the fork, or use the spawn start method."
+            )
         values = {place: _bytes_of(tensor) for place, tensor in batch.items()}
-        for database, _ in values:
+        for database in {*emptied, *(database for database, _ in values)}:
             self._database(database)
         checksums = self._database(_CHECKSUMS)
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
+                    for database in emptied:
+                        transaction.drop(self._databases[database], delete=False)
                     for (database, key), value in values.items():
                         transaction.put(key.encode(), value, db=self._databases[database])
                         transaction.put(
@@ -102,15 +129,12 @@ class Store:
             except lmdb.MapFullError:
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
             except lmdb.Error as reason:
-                raise StoreError(
-                    f"Writing to {self.path} failed: {reason}. Is the disk full? What was written "
-                    f"before is intact; make room and start again."
-                ) from reason
+                raise self._cannot_write(reason) from reason
 
     def read(self, database: str, key: str) -> Tensor | None:
         """The bytes stored there, (n,) uint8, a copy; None if there are none."""
         db, checksums = self._database(database), self._database(_CHECKSUMS)
-        with self._environment.begin(buffers=True) as transaction:
+        with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
             value = transaction.get(key.encode(), db=db)
             if value is None:
                 return None
@@ -128,6 +152,8 @@ class Store:
     ) -> Tensor:
         """The tensor stored there, which must be of that dtype and shape."""
         found = self.read(database, key)
+        if found is not None and 0 in shape:
+            return torch.empty(shape, dtype=dtype)
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if found is None or len(found) != size:
             what = "is missing" if found is None else f"has {len(found)} bytes, not {size}"
@@ -137,25 +163,37 @@ class Store:
     def keys(self, database: str) -> list[str]:
         """All keys of a database."""
         db = self._database(database)
-        with self._environment.begin() as transaction:
+        with self._damage_reported(), self._environment.begin() as transaction:
             return [bytes(key).decode() for key in transaction.cursor(db=db).iternext(values=False)]
 
     def contains(self, database: str, key: str) -> bool:
         """Whether the key is there; its value is not read."""
         db = self._database(database)
-        with self._environment.begin(buffers=True) as transaction:
+        with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
             return transaction.get(key.encode(), db=db) is not None
 
     def count(self, database: str) -> int:
         """How many keys a database has; O(1)."""
         db = self._database(database)
-        with self._environment.begin() as transaction:
+        with self._damage_reported(), self._environment.begin() as transaction:
             return int(transaction.stat(db)["entries"])
 
     def _database(self, name: str) -> Any:
         if name not in self._databases:
-            self._databases[name] = self._environment.open_db(name.encode())
+            try:
+                self._databases[name] = self._environment.open_db(name.encode())
+            except lmdb.Error as reason:  # making a database is a write
+                raise self._cannot_write(reason) from reason
         return self._databases[name]
+
+    def _damage_reported(self) -> contextlib.AbstractContextManager[None]:
+        return _damage_reported(self.path / _DATA)
+
+    def _cannot_write(self, reason: lmdb.Error) -> StoreError:
+        return StoreError(
+            f"Writing to {self.path} failed: {reason}. Is the disk full? What was written before "
+            f"is intact; make room and start again."
+        )
 
 
 def _open_environment(file: Path, fsync: bool) -> Any:
@@ -234,8 +272,5 @@ def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def _checksum(value: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """Length and sum of the 64-bit words: catches damage at the speed of memory."""
-    whole = len(value) // 8 * 8
-    total = int(value[:whole].view(np.uint64).sum(dtype=np.uint64))
-    total += int.from_bytes(value[whole:].tobytes(), "little")
-    return (total % 2**64).to_bytes(8, "little") + len(value).to_bytes(8, "little")
+    """CRC-32 and length."""
+    return zlib.crc32(value.data).to_bytes(4, "little") + len(value).to_bytes(8, "little")

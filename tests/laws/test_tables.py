@@ -41,7 +41,7 @@ def assert_law(states: ClientStates) -> None:
     torch.testing.assert_close(states.mean().double(), rows.mean(0), rtol=0, atol=tolerance)
 
 
-sizes = st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e17, 1e30])
+sizes = st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e8, 1e12, 1e17, 1e30])
 puts = st.lists(
     st.tuples(st.lists(st.integers(0, N - 1), unique=True, max_size=N), sizes, st.integers(0, 99)),
     max_size=8,
@@ -315,6 +315,18 @@ def test_clients_that_join_a_cluster_share_its_row(place: str) -> None:
         assert_law(states)
 
 
+def test_a_heavy_client_heals_too() -> None:
+    """An outlier counts with its weight: 2e11 · 1e6 among rows of size 1."""
+    weights = torch.ones(N)
+    weights[2] = 1e6
+    states = InMemoryStates(N, D, client_weights=weights)
+    for size in (1.0, 2e11, 1e-6):
+        states.put(torch.arange(N), rows_like(states, N, seed=0))
+        states.put(torch.tensor([2]), rows_like(states, 1, seed=1, size=size))
+    expected = weights.double() @ everyone(states).double() / weights.double().sum()
+    torch.testing.assert_close(states.mean().double(), expected, rtol=1e-6, atol=1e-12)
+
+
 @every_codec
 def test_unequal_client_weights_weigh_the_mean(codec: str) -> None:
     weights = torch.tensor([1.0, 2.0, 0.0, 4.0])
@@ -329,6 +341,28 @@ def test_unequal_client_weights_weigh_the_mean(codec: str) -> None:
 def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="Row weights"):
         InMemoryStates(2, D, client_weights=torch.tensor(weights))
+
+
+def test_weights_of_another_number_of_clients_are_refused() -> None:
+    with pytest.raises(ValueError, match="one weight a client"):
+        SharedByCluster(torch.tensor([0, 1]), InMemoryStates(2, D), torch.ones(3))
+
+
+def test_nobody_is_let_in_backwards() -> None:
+    with pytest.raises(ValueError, match="at least one client"):
+        InMemoryStates(5, D).add_clients(-2)
+
+
+def test_tables_keep_their_own_copy_of_clusters_and_weights() -> None:
+    clusters, weights = torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.float64)
+    shared = SharedByCluster(clusters, InMemoryStates(2, D))
+    plain = InMemoryStates(3, D, client_weights=weights)
+    clusters.fill_(1)
+    weights.fill_(0.5)
+    for states in (shared, plain):
+        states.put(torch.arange(3), rows_like(states, 3, seed=0))
+        assert_law(states)
+    assert not torch.equal(everyone(shared)[0], everyone(shared)[2])
 
 
 def test_a_codec_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -11,7 +11,7 @@ from fedvarp.client_states import ClientStates, RowTable, SharedByCluster
 from fedvarp.round_updates import RoundUpdates
 
 
-@dataclass
+@dataclass(eq=False)
 class FedVARP(Aggregator):
     """Algorithm 2. The server replays each absent client's latest update (SAGA over clients)."""
 

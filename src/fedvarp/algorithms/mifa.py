@@ -11,7 +11,7 @@ from fedvarp.client_states import ClientStates
 from fedvarp.round_updates import RoundUpdates
 
 
-@dataclass
+@dataclass(eq=False)
 class MIFA(Aggregator):
     """The plain mean of every client's latest update (SAG over clients).
 

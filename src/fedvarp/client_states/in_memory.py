@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -47,6 +47,11 @@ class InMemoryStates(RowTable):
         super().__init__(
             num_clients, dim, dtype, client_weights=client_weights, name=name, device=device
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes: rows by themselves, since each would bring its whole slab along."""
+        rows = {number: row.clone() for number, row in self._rows.items()}
+        return {**self.__dict__, "_rows": rows, "_slab": self._slab[:0].clone(), "_taken": 0}
 
     def _find(self, row: int) -> Tensor | None:
         return self._rows.get(row)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.client_states.row_table import RowTable
-from fedvarp.store import Store
+from fedvarp.store import Store, StoreError
 
 
 class OnDiskStates(RowTable):
@@ -49,12 +49,19 @@ class OnDiskStates(RowTable):
         self._database = f"rows/{name}"
         self.store = Store.open(path, fsync=fsync)
         self._saved_in = self.store.identity
+        self._is_open = True
         try:
+            if name in self.store.tables_open:
+                raise StoreError(
+                    f"The table {name!r} in {self.store.path} is open already in this process, and "
+                    f"two of them would overwrite each other. Close the other one first."
+                )
             if self.store.read("tables", f"{name}/about") is not None:
                 self.load(self.store)
         except BaseException:
             self.store.close()
             raise
+        self.store.tables_open.add(name)
 
     def _find(self, row: int) -> Tensor | None:
         if row in self._waiting:
@@ -75,15 +82,23 @@ class OnDiskStates(RowTable):
         new = sum(not self.store.contains(self._database, str(row)) for row in self._waiting)
         return self.store.count(self._database) + new
 
+    def _before_overwrite(self) -> None:
+        if self.store.checkpoints_open == 0 and self.store.contains("state", "about"):
+            raise StoreError(
+                f"The rows in {self.store.path} belong to a run that is saved round by round; "
+                f"changed without its model they would fit no round. Open the Checkpoint of that "
+                f"folder first, or use another folder."
+            )
+
     def _after_overwrite(self) -> None:
-        if not self.store.has_checkpoint:
+        if self.store.checkpoints_open == 0:
             self.flush()
 
     def flush(self) -> None:
         """Writes the waiting rows and the sum in one transaction."""
         batch: dict[tuple[str, str], Tensor] = {}
         self.save(batch, self.store)
-        self.store.write(batch)
+        self.store.write(batch, self.replaces(self.store))
         self.saved(self.store)
 
     def saved(self, store: Store) -> None:
@@ -101,7 +116,10 @@ class OnDiskStates(RowTable):
 
     def close(self) -> None:
         """Gives the folder back."""
-        self.store.close()
+        if self._is_open:
+            self._is_open = False
+            self.store.tables_open.discard(self.name)
+            self.store.close()
 
     def __enter__(self) -> OnDiskStates:
         return self

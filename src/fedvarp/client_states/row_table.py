@@ -144,6 +144,7 @@ class RowTable(ClientStates):
         v: Tensor | None = None,
     ) -> None:
         check_finite(clients, magnitudes)
+        self._before_overwrite()
         numbers = clients.tolist()
         if not numbers:
             return
@@ -153,9 +154,13 @@ class RowTable(ClientStates):
         for client, row in zip(numbers, encoded, strict=True):
             self._keep(client, row)
         self._changed.update(numbers)
-        self._note_largest(numbers, magnitudes)
-        self._heal(max(magnitudes))
+        weighted = [m * self._share_of(i) for m, i in zip(magnitudes, numbers, strict=True)]
+        self._note_largest(numbers, weighted)
+        self._heal(max(weighted))
         self._after_overwrite()
+
+    def _before_overwrite(self) -> None:
+        """A chance for a subclass to refuse, before anything has changed."""
 
     def _after_overwrite(self) -> None:
         """A chance for a subclass to save what has just changed."""
@@ -184,8 +189,9 @@ class RowTable(ClientStates):
         self._largest, self._largest_in = 0.0, None
         for row in sorted(self.rows_written()):  # in one order, whatever order they came in
             numbers = self.codec.decode(self._encoded(row), 0, self.dim)
-            self._note_largest([row], [float(numbers.abs().max())])
-            self._sum.add_(numbers.double() * self._share_of(row))
+            share = self._share_of(row)
+            self._note_largest([row], [share * float(numbers.abs().max())])
+            self._sum.add_(numbers.double() * share)
 
     # How many clients a row stands for
 
@@ -200,7 +206,7 @@ class RowTable(ClientStates):
             )
         if not float(shares.sum()) > 0:
             raise ValueError("Row weights are all zero: there is no mean to speak of.")
-        self._shares = shares.double().cpu()
+        self._shares = shares.detach().double().cpu().clone()
         self._shares_digest = hashlib.sha256(self._shares.numpy().tobytes()).hexdigest()[:16]
         self._total_share = float(self._shares.sum())
 
@@ -216,9 +222,11 @@ class RowTable(ClientStates):
         """Lets `count` more clients in, O(1); returns their numbers. Their rows are zero."""
         if self._shares is not None:
             raise ValueError(
-                "This table has row weights; a new client needs one too. Call share() with the "
-                "weights of all clients after setting num_clients."
+                "This table has row weights, and a new client needs one too. Make a new table with "
+                "the weights of all clients and put the rows of this one into it."
             )
+        if count < 1:
+            raise ValueError(f"add_clients({count}): let at least one client in.")
         first = self.num_clients
         self.num_clients += count
         self._total_share += count
@@ -265,8 +273,15 @@ class RowTable(ClientStates):
             }
         )
         batch["tables", f"{self.name}/sum"] = self._sum
-        for row in self._changed if store.identity == self._saved_in else self.rows_written():
+        for row in self._changed if self._is_known_to(store) else self.rows_written():
             batch[f"rows/{self.name}", str(row)] = self._encoded(row)
+
+    def replaces(self, store: Store) -> tuple[str, ...]:
+        """The databases to empty before `save`: rows of another table, in a store new to this."""
+        return () if self._is_known_to(store) else (f"rows/{self.name}",)
+
+    def _is_known_to(self, store: Store) -> bool:
+        return store.identity == self._saved_in
 
     def saved(self, store: Store) -> None:
         """What `save` collected is safe there; it need not be written again."""

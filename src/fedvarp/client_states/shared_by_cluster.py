@@ -35,11 +35,16 @@ class SharedByCluster(ClientStates):
         self, cluster_of: Tensor, states: RowTable, client_weights: Tensor | None = None
     ) -> None:
         _check_clusters(cluster_of, states.num_clients)
-        self.cluster_of = cluster_of.cpu()
+        self.cluster_of = cluster_of.cpu().clone()
         self.states = states
         self.num_clients = len(cluster_of)
         self.dim = states.dim
         self.values = states.values
+        if client_weights is not None and client_weights.shape != cluster_of.shape:
+            raise ValueError(
+                f"{tuple(client_weights.shape)} client_weights for {len(cluster_of)} clients; give "
+                f"one weight a client."
+            )
         self._client_weights = client_weights
         self._share_rows()
 
@@ -49,7 +54,7 @@ class SharedByCluster(ClientStates):
         return self.states.get(self._clusters(clients))
 
     def put(self, clients: Tensor, rows: Tensor) -> None:
-        """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 13."""
+        """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 12."""
         check_put(self, clients, rows)
         check_finite(clients, row_magnitudes(rows))
         self.states.put(*_mean_by_cluster(self._clusters(clients), rows))
