@@ -3,11 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := demo-output
 
 .PHONY: demo test test-all lint format bench clean
 
+# Five algorithms, two seeds, 2 of 100 clients a round; a figure and a page to look at.
 demo: $(READY)
-	$(BIN)/python examples/quadratic.py
+	$(BIN)/fedvarp sweep digits --client-lrs 1.0 --seeds 0,1 --set evaluate_every=10 --out $(DEMO)/runs
+	$(BIN)/fedvarp compare $(DEMO)/runs
+	$(BIN)/fedvarp plot $(DEMO)/runs --smooth 5 --log-loss --out $(DEMO)/figure.png
+	$(BIN)/fedvarp report $(DEMO)/runs --out $(DEMO)/report.html
+	@echo "Look at $(DEMO)/figure.png and, in a browser, at $(DEMO)/report.html"
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -35,4 +41,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DEMO) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -25,7 +25,6 @@ from fedvarp import (
     Momentum,
     Server,
     SimulationResult,
-    StoreError,
     simulate,
 )
 from fedvarp.algorithms.by_name import ALGORITHMS, TableSettings
@@ -90,7 +89,9 @@ def test_all_algorithms_meet_the_same_clients_and_batches(some_digits: Federated
 def test_the_records_tell_what_happened(some_digits: FederatedDataset) -> None:
     metrics = short_run(some_digits).metrics
     assert [record["round"] for record in metrics] == list(range(7))
-    assert set(metrics[0]) == {"round", "test_loss", "test_accuracy", "train_loss"}
+    figures = {"test_loss", "test_accuracy", "train_loss"}
+    assert set(metrics[0]) == {"round", "num_clients"} | figures
+    assert metrics[0]["num_clients"] == 100
     assert "test_accuracy" in metrics[3]
     assert "test_accuracy" not in metrics[4]
     record = metrics[1]
@@ -316,7 +317,7 @@ def test_a_run_that_is_there_is_not_overwritten(
         )
     with pytest.raises(RunError, match="dataset_fingerprint"):
         short_run(digits(seed=1), out=tmp_path, resume=True)
-    with pytest.raises(StoreError, match=r"optimizer=sgd \(now momentum\)"):
+    with pytest.raises(RunError, match=r"server_optimizer.optimizer = sgd \(now momentum\)"):
         short_run(some_digits, out=tmp_path, resume=True, server_optimizer=Momentum())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 

@@ -50,7 +50,8 @@ class RecordedRun:
         )
         if self._checkpoint.round != self._simulation.server.round:
             self._commit()
-        if result.stopped == "interrupted":
+        # A caller who decides about progress speaks to the user and can read `stopped`.
+        if result.stopped == "interrupted" and progress is None:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
                 f"on, call again with out={str(self._directory.path)!r} and resume=True.",

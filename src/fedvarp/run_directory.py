@@ -100,6 +100,10 @@ class RunDirectory:
         }
         (self.path / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
         # The settings come last and whole: a directory with settings is a run.
+        self.write_settings(settings)
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Writes config.toml, whole or not at all."""
         draft = self.config_file.with_suffix(".toml.part")
         draft.write_text(tomli_w.dumps(_without_none(settings)))
         draft.replace(self.config_file)

@@ -142,8 +142,13 @@ def simulate(
         "model": type(model).__name__,
         "local_sgd": _plain(local_sgd),
         "sampler": _plain(sampler),
+        "server_optimizer": dict((server_optimizer or SGD(lr=1.0)).describe()),
+        "states": {"dtype": dtype},
+        "num_train_clients": num_train_clients,
+        "client_weights": None if client_weights is None else client_weights.tolist(),
         "dataset": repr(dataset),
         "dataset_fingerprint": dataset.fingerprint(),
+        "num_clients": dataset.num_clients,
     }
     if directory is not None:
         _refuse_another_run(directory, settings or described, resume)
@@ -210,7 +215,7 @@ class Simulation:
             while not self._reached(last) and not stop.requested:
                 start = time.perf_counter()
                 if last is None:
-                    record: Record = {"round": 0}
+                    record = self._first_record()
                 elif self.server.round < rounds:
                     record = self.one_round()
                 else:
@@ -229,6 +234,9 @@ class Simulation:
         return SimulationResult(
             self.server, self.model.module, metrics, self._why_stopped(rounds, last)
         )
+
+    def _first_record(self) -> Record:
+        return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}
 
     def one_round(self) -> Record:
         """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm."""

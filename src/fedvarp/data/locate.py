@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fedvarp.data.errors import DataError
+from fedvarp.data.errors import MissingDataError
 
 DATA_VARIABLE = "FEDVARP_DATA"
 
@@ -20,14 +20,14 @@ def data_root(root: str | os.PathLike[str] | None, *, download: str) -> Path:
     chosen = root if root is not None else os.environ.get(DATA_VARIABLE)
     way_out = f"fedvarp.data.download.{download}(folder) downloads the data into a folder."
     if not chosen:
-        raise DataError(
+        raise MissingDataError(
             f"No data folder was given: root is None and the environment variable {DATA_VARIABLE} "
             f"is not set. Set it, or pass root=. {way_out}"
         )
     path = Path(chosen).expanduser()
     if not path.exists():
         origin = "root" if root is not None else DATA_VARIABLE
-        raise DataError(f"{origin} names {path}, which does not exist. {way_out}")
+        raise MissingDataError(f"{origin} names {path}, which does not exist. {way_out}")
     return path
 
 
@@ -38,7 +38,7 @@ def first_existing(root: Path, candidates: tuple[str, ...], *, download: str) ->
     for name in candidates:
         if (root / name).exists():
             return root / name
-    raise DataError(
+    raise MissingDataError(
         f"{root} holds none of {', '.join(candidates)}. Point root= or {DATA_VARIABLE} to the "
         f"folder that does, or let fedvarp.data.download.{download}({str(root)!r}) download it."
     )

@@ -1,0 +1,28 @@
+"""Looking at finished runs: which got where, how soon, and at what cost.
+
+runs      what lies on disk, as arrays
+groups    runs that differ in the seed alone, and what may differ at all
+targets   the two rules for when a target is reached
+table     the comparison, a row for each group
+formats   the comparison as text, CSV and JSON
+looks     each algorithm's name, colour, dash and marker
+units     numbers as people read them
+"""
+
+from fedvarp.comparison.formats import as_csv, as_json, as_text
+from fedvarp.comparison.groups import Group, group_runs
+from fedvarp.comparison.runs import Run, read_runs
+from fedvarp.comparison.table import Comparison, Row, compare
+
+__all__ = [
+    "Comparison",
+    "Group",
+    "Row",
+    "Run",
+    "as_csv",
+    "as_json",
+    "as_text",
+    "compare",
+    "group_runs",
+    "read_runs",
+]

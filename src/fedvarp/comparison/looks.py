@@ -1,0 +1,89 @@
+"""What each algorithm is called and looks like, in every table, figure and report.
+
+The colours are those of Okabe and Ito, which the colour-blind can tell apart; dashes and markers
+differ as well, so that a figure survives a black-and-white printer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Dash = Literal["solid", "dash", "dot", "dashdot", "longdash"]
+Marker = Literal["circle", "square", "diamond", "triangle-up", "triangle-down", "x", "star"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the curve of one algorithm is drawn.
+
+    Attributes:
+        label: Its name in print.
+        colour: As #RRGGBB.
+        dash: Of the line.
+        marker: On the line.
+    """
+
+    label: str
+    colour: str
+    dash: Dash
+    marker: Marker
+
+
+# In the order of the paper's legends.
+LOOKS: Final[dict[str, Look]] = {
+    "fedavg": Look("FedAvg", "#000000", "dot", "circle"),
+    "mifa": Look("MIFA", "#CC79A7", "dashdot", "triangle-down"),
+    "scaffold": Look("SCAFFOLD", "#E69F00", "dash", "square"),
+    "cluster_fedvarp": Look("ClusterFedVARP", "#0072B2", "longdash", "triangle-up"),
+    "fedvarp": Look("FedVARP", "#D55E00", "solid", "diamond"),
+}
+
+# For algorithms of one's own: what is left of the palette but yellow, which white paper swallows.
+_OWN_COLOURS: Final = ("#009E73", "#56B4E9", "#7F7F7F")
+_DASHES: Final[tuple[Dash, ...]] = ("solid", "dash", "dot", "dashdot", "longdash")
+_MARKERS: Final[tuple[Marker, ...]] = (
+    "circle", "square", "diamond", "triangle-up", "triangle-down", "x", "star",
+)  # fmt: skip
+
+
+def in_order(algorithms: Iterable[str]) -> list[str]:
+    """The paper's algorithms in its order, then all others by name.
+
+    >>> in_order({"mine", "fedvarp", "fedavg"})
+    ['fedavg', 'fedvarp', 'mine']
+    """
+    present = set(algorithms)
+    return [name for name in LOOKS if name in present] + sorted(present - LOOKS.keys())
+
+
+def look_of(algorithm: str, variant: int = 0) -> Look:
+    """The look of an algorithm; of one that is not the paper's it depends on the name alone.
+
+    Args:
+        algorithm: Its name in the settings.
+        variant: Counts curves of one algorithm, as with several learning rates: they share the
+            colour, and differ in dash and marker.
+
+    >>> look_of("fedvarp").colour == look_of("fedvarp", variant=1).colour
+    True
+    """
+    look = LOOKS.get(algorithm)
+    if look is None:
+        key = zlib.crc32(algorithm.encode())
+        look = Look(
+            label=algorithm,
+            colour=_OWN_COLOURS[key % len(_OWN_COLOURS)],
+            dash=_DASHES[key // 3 % len(_DASHES)],
+            marker=_MARKERS[key // 15 % len(_MARKERS)],
+        )
+    if variant == 0:
+        return look
+    return Look(
+        look.label,
+        look.colour,
+        _DASHES[(_DASHES.index(look.dash) + variant) % len(_DASHES)],
+        _MARKERS[(_MARKERS.index(look.marker) + variant) % len(_MARKERS)],
+    )

@@ -1,0 +1,67 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """The unit in which `largest` bytes is a number from 1 to 1000, and its size.
+
+    >>> byte_unit(2_080_000)
+    (1000000.0, 'MB')
+    """
+    power = 0 if largest < 1 else min(int(math.log10(largest) / 3 + 1e-9), len(BYTE_UNITS) - 1)
+    return 1000.0**power, BYTE_UNITS[power]
+
+
+def in_bytes(number: float) -> str:
+    """In powers of 1000, to three digits.
+
+    >>> in_bytes(267_800), in_bytes(999), in_bytes(1e6), in_bytes(999_999)
+    ('268 kB', '999 B', '1 MB', '1 MB')
+    """
+    # Rounded before the unit is chosen: 999,999 bytes are 1 MB and not 1e+03 kB.
+    rounded = float(f"{number:.3g}")
+    size, unit = byte_unit(rounded)
+    return f"{rounded / size:.3g} {unit}"
+
+
+def in_seconds(seconds: float) -> str:
+    """As short as it can be said.
+
+    >>> in_seconds(0.042), in_seconds(9.84), in_seconds(192), in_seconds(3 * 3600 + 240)
+    ('0.042 s', '9.8 s', '3 min 12 s', '3 h 04 min')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def in_percent(mean: float, std: float | None) -> str:
+    """A share as a percentage, with its standard deviation.
+
+    >>> in_percent(0.934, 0.0072), in_percent(0.5, None)
+    ('93.4 ± 0.7 %', '50.0 %')
+    """
+    if not math.isfinite(mean):
+        return "not finite"
+    return f"{100 * mean:.1f}{'' if std is None else f' ± {100 * std:.1f}'} %"
+
+
+def in_digits(mean: float, std: float | None) -> str:
+    """A number to three digits, its standard deviation to two.
+
+    >>> in_digits(0.13179, 0.0042), in_digits(123.4, None), in_digits(float("nan"), None)
+    ('0.132 ± 0.0042', '123', 'not finite')
+    """
+    if not math.isfinite(mean):
+        return "not finite"
+    return f"{mean:.3g}{'' if std is None else f' ± {std:.2g}'}"

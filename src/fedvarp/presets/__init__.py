@@ -1,0 +1,1 @@
+"""The presets: one page of settings each, opening with what it reproduces."""

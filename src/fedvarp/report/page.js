@@ -1,0 +1,106 @@
+"use strict";
+// Draws the charts described in #data, and lets the legend and the controls change them.
+(() => {
+  const { groups, charts } = JSON.parse(document.getElementById("data").textContent);
+  const shown = groups.map(() => true);
+  const touch = window.matchMedia("(pointer: coarse)").matches;
+  const X = {
+    rounds: { title: "Communication rounds", suffix: "" },
+    bytes: { title: "Sent by server and clients", suffix: "B" },
+    time: { title: "Wall time", suffix: " s" },
+  };
+
+  // 0.1, 0.2, 0.5, 1, …: plotly's own labels drop the leading digits.
+  const LOG_TICKS = [...Array(19).keys()].flatMap((k) => [1, 2, 5].map((m) => Number(`${m}e${k - 9}`)));
+
+  const axis = () => document.querySelector("input[name=axis]:checked").value;
+  const logLoss = () => document.getElementById("log-loss").checked;
+  const visible = (line) => line.groups.some((i) => shown[i]);
+
+  const tint = (colour) =>
+    `rgba(${[1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)).join(",")},0.15)`;
+
+  function traces(chart) {
+    const made = [];
+    for (const line of chart.lines) {
+      const style = { ...groups[line.groups[0]], ...line };
+      const x = line.x[axis()] ?? line.x.rounds;
+      const common = { x, name: style.name, visible: visible(line), meta: line.groups };
+      if (chart.kind === "bar") {
+        made.push({
+          ...common, type: "bar", y: line.y, marker: { color: style.colour },
+          hovertemplate: "%{y:,.4~g} clients<extra>%{fullData.name}</extra>",
+        });
+        continue;
+      }
+      if (line.low) {
+        // Two lines with the space between them filled; they are no curves of their own.
+        const edge = { ...common, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
+        made.push({ ...edge, y: line.low });
+        made.push({ ...edge, y: line.high, fill: "tonexty", fillcolor: tint(style.colour) });
+      }
+      const figure = line.hover ? "%{customdata}" : "%{y:.4~g}" + (chart.unit ?? "");
+      const band = line.low ? " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})" : "";
+      made.push({
+        ...common, type: "scatter", y: line.y,
+        mode: chart.section !== "curves" || x.length > 60 ? "lines" : "lines+markers",
+        line: { color: style.colour, dash: style.dash, width: 2 },
+        marker: { symbol: style.marker, size: 6 },
+        customdata: line.hover ?? (line.low ? line.low.map((low, i) => [low, line.high[i]]) : undefined),
+        hovertemplate: figure + band + "<extra>%{fullData.name}</extra>",
+      });
+    }
+    return made;
+  }
+
+  function layout(chart) {
+    const follows = chart.section === "curves";
+    const x = follows ? X[axis()] : { title: chart.x_title ?? X.rounds.title, suffix: "" };
+    const line = { showline: true, linecolor: "#444", gridcolor: "#e5e5e5", zeroline: false, automargin: true };
+    return {
+      margin: { l: 50, r: 12, t: 8, b: 44 },
+      font: { family: "system-ui, sans-serif", size: 12, color: "#1a1a1a" },
+      hovermode: "x unified",
+      dragmode: touch ? false : "zoom", // a finger on a chart is to scroll the page
+      showlegend: !follows && chart.lines.some((one) => one.name),
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
+      barmode: "group",
+      bargap: 0.1,
+      xaxis: {
+        ...line, title: { text: x.title }, ticksuffix: x.suffix,
+        type: chart.kind === "bar" && typeof chart.lines[0].x.rounds[0] === "string" ? "category" : "linear",
+        ...(x.suffix === "B" ? { tickformat: "~s", hoverformat: ".3~s" } : { hoverformat: ",.4~g" }),
+        ...(chart.kind === "bar" ? {} : { rangemode: "tozero" }),
+      },
+      yaxis: {
+        ...line, type: chart.can_log && logLoss() ? "log" : "linear",
+        title: { text: chart.y_title ?? "" }, ticksuffix: chart.unit ?? (chart.y_bytes ? "B" : ""),
+        ...(chart.y_bytes ? { tickformat: "~s" } : {}),
+        ...(chart.kind === "bar" || chart.y_bytes ? { rangemode: "tozero" } : {}),
+        ...(chart.can_log && logLoss() ? { tickvals: LOG_TICKS, ticktext: LOG_TICKS.map(String) } : {}),
+      },
+    };
+  }
+
+  const config = {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: touch ? false : "hover", // buttons too small for fingers
+    // A list of our own, so that no version of plotly adds a button that sends data away.
+    modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
+  const draw = () =>
+    Promise.all(charts.map((chart) => Plotly.react(chart.id, traces(chart), layout(chart), config)));
+
+  for (const button of document.querySelectorAll("#legend button")) {
+    button.addEventListener("click", () => {
+      const i = Number(button.dataset.group);
+      shown[i] = !shown[i];
+      button.setAttribute("aria-pressed", String(shown[i]));
+      draw();
+    });
+  }
+  document.getElementById("controls").addEventListener("change", draw);
+  document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
+  draw().then(() => document.body.setAttribute("data-drawn", "true"));
+})();

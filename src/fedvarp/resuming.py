@@ -1,0 +1,85 @@
+"""Goes on with a run by what its directory says."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from fedvarp.config import Settings
+from fedvarp.config_errors import SettingsError
+from fedvarp.config_files import settings_of_run
+from fedvarp.experiment import DataFolder, build
+from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.simulation import MAY_CHANGE, Callback, SimulationResult
+
+
+def resume(
+    run: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    data_dir: DataFolder = None,
+    progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> SimulationResult:
+    """Goes on with a run by the settings in its directory; begins it if no round was trained.
+
+    Args:
+        run: The run's directory.
+        overrides: How long to go on, if not as planned: ``["rounds=2000"]``. The directory keeps
+            it, so that the next resume need not be told.
+        data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+        progress: Whether to show a bar; None: in a terminal.
+        callbacks: Called with each round's record and the server.
+    """
+    directory, settings = RunDirectory(run), resumed_settings(run, overrides)
+    experiment = build(settings, data_dir)
+    if overrides:
+        directory.write_settings(settings.as_toml())
+    return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
+
+
+def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
+    """The settings of a run, with what it is told anew.
+
+    Raises:
+        RunError: There is no run, or what it is told anew would make it another run.
+        SettingsError: The settings cannot be used.
+    """
+    directory = RunDirectory(run)
+    if not directory.exists:
+        raise RunError(
+            f"There is no run in {directory.path}: it has no config.toml. "
+            f"`fedvarp run CONFIG --out {directory.path}` would begin one there."
+        )
+    settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
+    directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
+    done = rounds_done(directory)
+    if overrides and settings.rounds < done:
+        raise SettingsError(
+            f"{directory.path} has trained {done} rounds already; rounds={settings.rounds} lies "
+            f"behind it. A shorter run needs a directory of its own."
+        )
+    return settings
+
+
+def rounds_done(directory: RunDirectory) -> int:
+    """The newest round in metrics.jsonl."""
+    if not directory.metrics_file.exists():
+        return 0
+    records = directory.metrics()
+    return int(records[-1]["round"]) if records else 0
+
+
+def is_finished(directory: RunDirectory, settings: Settings) -> bool:
+    """Whether nothing is left to do, the model is exported, and no round came after that."""
+    model, metrics = directory.model_file, directory.metrics_file
+    if not (model.exists() and metrics.exists()):
+        return False
+    if model.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
+        return False
+    if rounds_done(directory) >= settings.rounds:
+        return True
+    accuracies = [r["test_accuracy"] for r in directory.metrics() if "test_accuracy" in r]
+    target = math.inf if settings.target_accuracy is None else settings.target_accuracy
+    return bool(accuracies) and accuracies[-1] >= target

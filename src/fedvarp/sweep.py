@@ -1,0 +1,211 @@
+"""Algorithms x client learning rates x seeds, each run in a directory of its own.
+
+A sweep is its directories: they are made first, with their settings, and whatever engine there is
+only has to resume them. So a sweep that was interrupted goes on by the same call, and finished runs
+are not repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedvarp.config import Settings
+from fedvarp.config_errors import SettingsError
+from fedvarp.config_files import SHORT_NAMES, load_settings
+from fedvarp.interruption import Interruption
+from fedvarp.resuming import is_finished, rounds_done
+from fedvarp.run_directory import RunDirectory
+from fedvarp.simulation import MAY_CHANGE
+from fedvarp.sweep_engines import Engine
+from fedvarp.sweep_result import SweepResult, SweptRun
+
+PAPER_GRID: Final = (1e-1, 10**-1.5, 1e-2, 10**-2.5, 1e-3)
+_SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "seed": "--seeds"}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is tried; the product of the three.
+
+    >>> Grid.parse("fedavg,fedvarp", "10^-1,0.03", "0,1").client_lrs
+    (0.1, 0.03)
+    """
+
+    algorithms: tuple[str, ...]
+    client_lrs: tuple[float, ...] = PAPER_GRID
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        for name, values in (
+            ("algorithms", self.algorithms),
+            ("client learning rates", [f"{lr:g}" for lr in self.client_lrs]),
+            ("seeds", self.seeds),
+        ):
+            if not values or len(set(values)) < len(values):
+                raise SettingsError(
+                    f"A sweep needs {name} that differ, at least one; got {list(values)}."
+                )
+
+    @classmethod
+    def parse(cls, algorithms: str, client_lrs: str, seeds: str) -> Grid:
+        """From texts separated by commas; rates may be powers, as the paper writes its grid."""
+        try:
+            return cls(
+                algorithms=tuple(_parts(algorithms)),
+                client_lrs=tuple(_rate(text) for text in _parts(client_lrs)),
+                seeds=tuple(int(text) for text in _parts(seeds)),
+            )
+        except SettingsError:
+            raise
+        except ValueError as error:
+            raise SettingsError(
+                f"A sweep takes numbers separated by commas, such as --client-lrs 0.1,10^-1.5 and "
+                f"--seeds 0,1,2; {error}."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep, their directories made."""
+
+    out: Path
+    grid: Grid
+    runs: Sequence[tuple[Path, Settings]]
+
+    @classmethod
+    def prepare(
+        cls,
+        source: str | os.PathLike[str],
+        overrides: Sequence[str],
+        grid: Grid,
+        out: str | os.PathLike[str] | None = None,
+    ) -> Sweep:
+        """Checks all settings, then makes the directories that are not there yet.
+
+        Args:
+            source: A preset or a config file.
+            overrides: ``key=value`` texts for all runs.
+            grid: What is tried.
+            out: Where the runs go; None: runs/<name>-sweep.
+
+        Raises:
+            SettingsError: A run cannot be made so.
+            RunError: A directory holds a run with other settings.
+        """
+        _refuse_swept(overrides)
+        all_settings = [
+            load_settings(
+                source,
+                [*overrides, f"algorithm={algorithm}", f"local_sgd.lr={lr!r}", f"seed={seed}"],
+            )
+            for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
+        ]
+        first = all_settings[0]
+        if first.target_accuracy is not None:
+            raise SettingsError(
+                "A sweep compares the last evaluations of runs of one length, and target_accuracy "
+                "ends them at different rounds. Add --set target_accuracy=none; `fedvarp compare` "
+                "tells the rounds to a target."
+            )
+        folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
+        runs = [(folder / settings.run_name, settings) for settings in all_settings]
+        for directory, settings in runs:
+            _check_directory(RunDirectory(directory), settings)
+        for directory, settings in runs:
+            _make_directory(RunDirectory(directory), settings)
+        return cls(folder, grid, runs)
+
+    def run(self, engine: Engine, progress: bool = False) -> SweepResult:
+        """Resumes what is not finished; writes sweep.json, whatever happens in between."""
+        errors: dict[Path, str] = {}
+        unfinished = [path for path, settings in self.runs if not self._finished(path, settings)]
+        with Interruption() as stop, self._bar(progress) as bar:
+            task = bar.add_task("", total=sum(settings.rounds for _, settings in self.runs))
+            for outcome in engine.run(unfinished, lambda: stop.requested):
+                if outcome is not None and outcome.error is not None:
+                    errors[outcome.directory] = outcome.error
+                left = sum(not self._finished(path, settings) for path, settings in self.runs)
+                bar.update(
+                    task,
+                    description=f"{len(self.runs) - left} of {len(self.runs)} runs",
+                    completed=sum(rounds_done(RunDirectory(path)) for path, _ in self.runs),
+                )
+        result = SweepResult(
+            directory=self.out,
+            runs=[self._swept(path, settings, errors.get(path)) for path, settings in self.runs],
+            client_lrs=self.grid.client_lrs,
+            interrupted=stop.requested,
+        )
+        result.write()
+        return result
+
+    def _swept(self, path: Path, settings: Settings, error: str | None) -> SweptRun:
+        directory = RunDirectory(path)
+        return SweptRun(
+            directory=path,
+            algorithm=settings.algorithm,
+            client_lr=settings.local_sgd.lr,
+            seed=settings.seed,
+            rounds=rounds_done(directory),
+            finished=self._finished(path, settings),
+            error=error,
+            metrics=directory.metrics() if directory.metrics_file.exists() else [],
+        )
+
+    def _finished(self, path: Path, settings: Settings) -> bool:
+        return is_finished(RunDirectory(path), settings)
+
+    def _bar(self, show: bool) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+
+
+def _check_directory(directory: RunDirectory, settings: Settings) -> None:
+    if not directory.exists:
+        return
+    directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
+    done = rounds_done(directory)
+    if done > settings.rounds:
+        raise SettingsError(
+            f"{directory.path} has trained {done} rounds already, more than rounds="
+            f"{settings.rounds}. A shorter sweep needs a directory of its own: --out."
+        )
+
+
+def _make_directory(directory: RunDirectory, settings: Settings) -> None:
+    if not directory.exists:
+        directory.create(settings.as_toml())
+    elif directory.settings() != settings.as_toml():
+        directory.write_settings(settings.as_toml())
+
+
+def _refuse_swept(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        option = _SWEPT.get(SHORT_NAMES.get(key, key))
+        if option is not None:
+            raise SettingsError(f"--set {text}: a sweep is told so by {option}.")
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _rate(text: str) -> float:
+    base, power, exponent = text.partition("^")
+    return float(base) ** float(exponent) if power else float(base)

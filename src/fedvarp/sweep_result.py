@@ -1,0 +1,200 @@
+"""Which client learning rate is best for each algorithm, by one stated rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+_METRICS: Final = {"test_accuracy": max, "train_loss": min, "test_loss": min}
+"""The first that the runs recorded decides; with it, whether more is better."""
+
+_LAST: Final = 5  # the last fifth of a run's evaluations
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """One run of a sweep and what became of it."""
+
+    directory: Path
+    algorithm: str
+    client_lr: float
+    seed: int
+    rounds: int
+    finished: bool
+    error: str | None
+    metrics: Sequence[Mapping[str, Any]]
+
+    def figure(self, metric: str) -> float | None:
+        """The mean of the metric over the last fifth of the evaluations; infinite if it blew up."""
+        values = [record[metric] for record in self.metrics if metric in record]
+        last = values[-math.ceil(len(values) / _LAST) :]
+        if not last:
+            return None
+        # metrics.jsonl has null for what is not finite.
+        return math.inf if None in last else statistics.fmean(last)
+
+    @property
+    def status(self) -> str:
+        """In a word."""
+        if self.finished:
+            return "finished"
+        return "failed" if self.error is not None else "unfinished"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best rate of an algorithm."""
+
+    client_lr: float
+    mean: float
+    std: float | None  # over seeds; None for a single one
+    try_next: float | None  # one step further out, if the best lies at the edge of the grid
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All runs of a sweep, and the best rates."""
+
+    directory: Path
+    runs: Sequence[SweptRun]
+    client_lrs: Sequence[float]
+    interrupted: bool
+
+    @cached_property
+    def metric(self) -> str:
+        """What decides: accuracy where it was recorded, else a loss."""
+        recorded = {name for run in self.runs for record in run.metrics for name in record}
+        return next((name for name in _METRICS if name in recorded), "test_accuracy")
+
+    @property
+    def rule(self) -> str:
+        """How the best rate is found, in a sentence."""
+        extreme = "highest" if _METRICS[self.metric] is max else "lowest"
+        return (
+            f"best rate: the {extreme} mean over seeds of {self.metric}, averaged over the last "
+            f"fifth of a run's evaluations; only rates whose runs have all finished"
+        )
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each run that failed."""
+        return [f"{run.directory} failed: {run.error}" for run in self.runs if run.error]
+
+    def figures(self, algorithm: str, client_lr: float) -> list[float] | None:
+        """One for each seed; None unless all of them have finished."""
+        mine = [r for r in self.runs if (r.algorithm, r.client_lr) == (algorithm, client_lr)]
+        found = [run.figure(self.metric) for run in mine if run.finished]
+        complete = [figure for figure in found if figure is not None]
+        return complete if len(complete) == len(mine) else None
+
+    @cached_property
+    def best(self) -> dict[str, Best]:
+        """For each algorithm with a rate to choose."""
+        best: dict[str, Best] = {}
+        for algorithm in self.algorithms:
+            ranked = {
+                lr: statistics.fmean(figures)
+                for lr in self.client_lrs
+                if (figures := self.figures(algorithm, lr)) is not None
+            }
+            usable = {lr: mean for lr, mean in ranked.items() if math.isfinite(mean)}
+            if usable:
+                lr = _METRICS[self.metric](usable, key=usable.__getitem__)
+                seeds = self.figures(algorithm, lr) or []
+                std = statistics.stdev(seeds) if len(seeds) > 1 else None
+                best[algorithm] = Best(lr, usable[lr], std, self._beyond(lr))
+        return best
+
+    @property
+    def algorithms(self) -> list[str]:
+        """In the order they were asked for."""
+        return list(dict.fromkeys(run.algorithm for run in self.runs))
+
+    def _row(self, algorithm: str) -> list[str]:
+        cells = [algorithm]
+        for lr in self.client_lrs:
+            figures = self.figures(algorithm, lr)
+            starred = algorithm in self.best and self.best[algorithm].client_lr == lr
+            mean = "–" if figures is None else f"{statistics.fmean(figures):.4g}"
+            cells.append(mean + ("*" if starred else ""))
+        return cells
+
+    def _beyond(self, lr: float) -> float | None:
+        """The next rate outside the grid, as far from `lr` as its neighbour inside."""
+        grid = sorted(self.client_lrs)
+        if len(grid) == 1 or lr not in (grid[0], grid[-1]):
+            return None
+        neighbour = grid[1] if lr == grid[0] else grid[-2]
+        return lr * lr / neighbour
+
+    def as_json(self) -> dict[str, Any]:
+        """What sweep.json holds: the rule, every run's figure, the best rates."""
+        return {
+            "rule": self.rule,
+            "metric": self.metric,
+            "interrupted": self.interrupted,
+            "best": {
+                algorithm: {
+                    "client_lr": best.client_lr,
+                    "mean": best.mean,
+                    "std": best.std,
+                    "at_edge": best.try_next is not None,
+                    "try_next": best.try_next,
+                }
+                for algorithm, best in self.best.items()
+            },
+            "runs": [
+                {
+                    "run": run.directory.name,
+                    "algorithm": run.algorithm,
+                    "client_lr": run.client_lr,
+                    "seed": run.seed,
+                    "status": run.status,
+                    "rounds": run.rounds,
+                    "figure": _finite(run.figure(self.metric)) if run.finished else None,
+                    "error": run.error,
+                }
+                for run in self.runs
+            ],
+        }
+
+    def write(self) -> None:
+        """sweep.json, whole or not at all."""
+        file = self.directory / "sweep.json"
+        draft = file.with_suffix(".json.part")
+        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        draft.replace(file)
+
+    def text(self) -> str:
+        """A table of mean figures, the best of each algorithm starred, and the rule."""
+        header = ["client rate", *(f"{lr:.3g}" for lr in self.client_lrs)]
+        rows = [header, *(self._row(algorithm) for algorithm in self.algorithms)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            row[0].ljust(widths[0])
+            + "".join(
+                cell.rjust(width + 2) for cell, width in zip(row[1:], widths[1:], strict=True)
+            )
+            for row in rows
+        ]
+        lines += ["", f"* {self.rule}"]
+        for algorithm, best in self.best.items():
+            if best.try_next is not None:
+                lines.append(
+                    f"{algorithm}: the best rate, {best.client_lr:.3g}, lies at the edge of the "
+                    f"grid; a better one may lie beyond. Try {best.try_next:.3g} too."
+                )
+        left = sum(not run.finished for run in self.runs)
+        if left:
+            lines.append(f"{left} of {len(self.runs)} runs are not finished.")
+        return "\n".join([*lines, f"Every run's figure: {self.directory / 'sweep.json'}"])
+
+
+def _finite(figure: float | None) -> float | None:
+    return figure if figure is not None and math.isfinite(figure) else None
