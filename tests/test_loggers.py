@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from fedvarp import LocalSGD, SimulationResult, simulate
+from fedvarp.cli import app
 from fedvarp.data import digits
 from fedvarp.loggers import Logger, MLflowLogger, TensorBoardLogger
 from fedvarp.models import LogisticRegression, initialised
@@ -154,3 +156,15 @@ def test_without_the_extra_the_command_that_helps(
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(ImportError, match=rf'pip install "fedvarp\[{extra}\]"'):
         make()
+
+
+def test_the_command_line_logs_for_tensorboard(tmp_path: Path) -> None:
+    for command in (
+        ["run", "digits", "--out", str(tmp_path / "run"), "--set", "rounds=2"],
+        ["resume", str(tmp_path / "run"), "--set", "rounds=4"],
+    ):
+        log_dir = ["--tensorboard", str(tmp_path / "live"), "--quiet"]
+        result = CliRunner().invoke(app, [*command, *log_dir])
+        assert result.exit_code == 0, result.output
+    steps = [step for step, _ in tensorboard_curves(tmp_path / "live")["local_loss"]]
+    assert steps == [1, 2, 3, 4]

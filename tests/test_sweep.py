@@ -211,7 +211,7 @@ def test_ctrl_c_finishes_rounds_and_the_same_command_goes_on(config: Path, tmp_p
         process.send_signal(signal.SIGINT)
         text, err = process.communicate(timeout=60)
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 130, err
     assert "The same command again goes on" in err
     assert "failed" not in err
@@ -312,6 +312,15 @@ def test_a_killed_process_is_reported_as_such(config: Path, tmp_path: Path) -> N
         outcomes.append(outcome)
     assert outcomes[-1] is not None
     assert "SIGKILL" in str(outcomes[-1].error)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C twice, if it still runs: killed outright it could not end its own processes."""
+    for _ in range(2):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(1)
+    process.kill()
 
 
 def children_of_this_process() -> list[Path]:

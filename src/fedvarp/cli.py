@@ -5,16 +5,21 @@ Those are imported inside the commands, so that each loads only what it needs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedvarp import cli_looking
 from fedvarp.cli_errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
 from fedvarp.version import __version__
+
+if TYPE_CHECKING:
+    from fedvarp.loggers import TensorBoardLogger
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or the name of a preset.")
@@ -28,6 +33,10 @@ Overrides = Annotated[
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data files; else that of FEDVARP_DATA.")
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Logs there while it runs, for `tensorboard --logdir DIR`."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")]
@@ -63,6 +72,17 @@ def options(
         show_tracebacks()
 
 
+@contextlib.contextmanager
+def _live_view(tensorboard: Path | None) -> Iterator[list[TensorBoardLogger]]:
+    if tensorboard is None:
+        yield []
+        return
+    from fedvarp.loggers import TensorBoardLogger
+
+    with TensorBoardLogger(tensorboard) as logger:
+        yield [logger]
+
+
 @app.command()
 def run(
     config: Config,
@@ -72,6 +92,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Says what it would do and cost; writes nothing.")
     ] = False,
+    tensorboard: TensorBoard = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -93,8 +114,8 @@ def run(
         )
     experiment = build(settings, data_dir)
     say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
-    with safe_rounds(directory):
-        result = experiment.run(directory, progress=shows_progress(quiet))
+    with safe_rounds(directory), _live_view(tensorboard) as callbacks:
+        result = experiment.run(directory, progress=shows_progress(quiet), callbacks=callbacks)
     report(directory, result, quiet, as_json)
     _end(directory, result.stopped, quiet)
 
@@ -104,6 +125,7 @@ def resume(
     run: RunDir,
     overrides: Overrides = None,
     data_dir: DataDir = None,
+    tensorboard: TensorBoard = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -117,9 +139,13 @@ def resume(
         say(f"{run} is finished. To train longer: fedvarp resume {run} --set rounds=…", quiet)
         report(run, None, quiet, as_json)
         return
-    with safe_rounds(run):
+    with safe_rounds(run), _live_view(tensorboard) as callbacks:
         result = resuming.resume(
-            run, overrides or [], data_dir=data_dir, progress=shows_progress(quiet)
+            run,
+            overrides or [],
+            data_dir=data_dir,
+            progress=shows_progress(quiet),
+            callbacks=callbacks,
         )
     report(run, result, quiet, as_json)
     _end(run, result.stopped, quiet)
