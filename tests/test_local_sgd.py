@@ -35,11 +35,14 @@ def train(settings: LocalSGD, w: Tensor | None = None, **key: object) -> LocalRe
 
 
 def by_hand(settings: LocalSGD, correction: Tensor | None = None, round_: int = 0) -> Tensor:
-    """The same steps in float64 with the gradient written out; returns (w − w_i)/Σ rates."""
+    """The same steps in float64 with the gradient written out.
+
+    Returns (w − w_i)/walk, with the walk that a constant gradient of 1 would have gone.
+    """
     x = examples()[0].double()
     w = torch.ones(D, dtype=torch.float64)
     local, velocity = w.clone(), torch.zeros(D, dtype=torch.float64)
-    rate, walk = settings.lr * settings.schedule(round_), 0.0
+    rate, walk, pace = settings.lr * settings.schedule(round_), 0.0, 0.0
     for batch in settings.batches(len(x), 0, round_, 0):
         g = local - x[batch].mean(0)
         if settings.clip_norm is not None:
@@ -49,7 +52,8 @@ def by_hand(settings: LocalSGD, correction: Tensor | None = None, round_: int = 
             g = g + correction
         velocity = settings.momentum * velocity + g
         local = local - rate * velocity
-        walk += rate
+        pace = settings.momentum * pace + 1.0
+        walk += rate * pace
         rate *= settings.step_decay
     return (w - local) / walk
 

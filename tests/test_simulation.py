@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -55,6 +56,8 @@ def short_run(dataset: FederatedDataset, **changes: Any) -> SimulationResult:
         "rounds": 6,
         "evaluate_every": 3,
     }
+    if "sampler" in changes:
+        settings["clients_per_round"] = None
     return simulate(dataset, a_model(), **(settings | changes))
 
 
@@ -299,6 +302,16 @@ def test_a_run_directory_holds_everything(some_digits: FederatedDataset, tmp_pat
     assert accuracy == pytest.approx(result.final("test_accuracy"))
 
 
+def brighter(dataset: FederatedDataset) -> FederatedDataset:
+    """The same clients in number and size, with other pixels."""
+
+    def load(client: int) -> tuple[Tensor, Tensor]:
+        x, y = dataset.load(client)
+        return x + 0.1, y
+
+    return dataclasses.replace(dataset, load=load)
+
+
 def test_a_run_that_is_there_is_not_overwritten(
     some_digits: FederatedDataset, tmp_path: Path
 ) -> None:
@@ -315,8 +328,8 @@ def test_a_run_that_is_there_is_not_overwritten(
             resume=True,
             local_sgd=LocalSGD(lr=0.1, batch_size=10, epochs=1),
         )
-    with pytest.raises(RunError, match="dataset_fingerprint"):
-        short_run(digits(seed=1), out=tmp_path, resume=True)
+    with pytest.raises(RunError, match="other data, another model"):
+        short_run(brighter(some_digits), out=tmp_path, resume=True)
     with pytest.raises(RunError, match=r"server_optimizer.optimizer = sgd \(now momentum\)"):
         short_run(some_digits, out=tmp_path, resume=True, server_optimizer=Momentum())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
@@ -418,9 +431,9 @@ from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
 torch.set_num_threads(1)
 out, algorithm, states, rounds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-print("ready", flush=True)
+dataset = digits()
 result = simulate(
-    digits(), initialised(lambda: LogisticRegression(64, 10), 0), algorithm=algorithm,
+    dataset, initialised(lambda: LogisticRegression(64, 10), 0), algorithm=algorithm,
     local_sgd=LocalSGD(lr=0.5, batch_size=10, epochs=3), clients_per_round=3, rounds=rounds,
     evaluate_every=7, out=out, resume=True, states=states, fsync=False, num_train_clients=20,
 )
@@ -453,22 +466,31 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def kill_at_random(directory: Path, algorithm: str, states: str, rounds: int, kills: int) -> None:
     """Kills the run `kills` times at random moments of its life, then lets it end."""
     moment = random.Random(f"{algorithm} {states}")
+    metrics = directory / "metrics.jsonl"
+    reached = [0]
     for _ in range(kills):
         run = start(directory, algorithm, states, rounds)
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n", run.communicate()[1]
-        time.sleep(moment.uniform(0.0, 1.0))
+        further = reached[-1] + moment.randint(2, rounds // (kills + 1))
+        wait_for(lambda lines=further: num_lines(metrics) >= lines)  # type: ignore[misc]
+        time.sleep(moment.uniform(0.0, 0.03))  # anywhere within a round and its commit
         run.send_signal(signal.SIGKILL)
         run.communicate()
+        reached.append(num_lines(metrics))
+    assert reached == sorted(set(reached)), "each kill found the run further on"
+    assert reached[-1] < rounds, "the last kill came before the end"
     run = start(directory, algorithm, states, rounds)
     output, errors = run.communicate(timeout=300)
     assert run.returncode == 0, errors
-    assert output.split() == ["ready", "rounds", str(rounds)]
+    assert output.split() == ["rounds", str(rounds)]
+
+
+def num_lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    kill_at_random(tmp_path / "killed", "fedvarp", "memory", rounds=60, kills=2)
-    kill_at_random(tmp_path / "calm", "fedvarp", "memory", rounds=60, kills=0)
+    kill_at_random(tmp_path / "killed", "fedvarp", "memory", rounds=80, kills=2)
+    kill_at_random(tmp_path / "calm", "fedvarp", "memory", rounds=80, kills=0)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 
 
@@ -491,7 +513,7 @@ def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(tmp_path: Path) -> None
     run.send_signal(signal.SIGINT)
     output, errors = run.communicate(timeout=60)
     assert run.returncode == 0, errors
-    _, stopped, round_ = output.split()
+    stopped, round_ = output.split()
     assert stopped == "interrupted"
     assert f"Stopped after round {round_} of 100000" in errors
     assert "resume=True" in errors

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedvarp.client_sampling import random_subset
 from fedvarp.data import Examples, FederatedDataset
 from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import Loss
+from fedvarp.local_sgd import Loss, layers_draw_from
 from fedvarp.randomness import stream
 
 
@@ -46,7 +46,8 @@ class Evaluator:
             self.model.load_buffers(buffers)
         self.model.module.eval()
         figures: dict[str, float] = {}
-        with torch.inference_mode():
+        keyed = layers_draw_from(stream(self.seed, "evaluation"), w.device)
+        with torch.inference_mode(), keyed:
             if self.dataset.test is not None:
                 loss, accuracy = self._score(self.dataset.test, w.device)
                 figures["test_loss"] = loss
@@ -74,14 +75,26 @@ class Evaluator:
     def _score(self, examples: Examples, device: torch.device) -> tuple[float, float]:
         """Mean loss and accuracy; the accuracy means nothing where targets are not classes."""
         total = torch.zeros(2, dtype=torch.float64, device=device)
+        num_targets = 0
         for x, y in _batches(examples, self.batch_size):
             inputs, targets = x.to(device), y.to(device)
             outputs = self.model.module(inputs)
             total[0] += self.loss(outputs, targets).double() * len(x)
             if self.dataset.num_classes is not None:
-                total[1] += (outputs.argmax(dim=1) == targets).sum()
-        loss, accuracy = (total / len(examples[0])).tolist()
-        return loss, accuracy
+                total[1] += _num_right(outputs, targets)
+                num_targets += targets.numel()
+        loss, right = total.tolist()
+        return loss / len(examples[0]), right / max(num_targets, 1)
+
+
+def _num_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.ndim != targets.ndim + 1:
+        raise ValueError(
+            f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape "
+            f"{tuple(targets.shape)}: accuracy needs one number for each class, along dimension 1. "
+            f"Leave num_classes out of the data set if its targets are not classes."
+        )
+    return (outputs.argmax(dim=1) == targets).sum()
 
 
 def _batches(examples: Examples, batch_size: int) -> Iterable[Examples]:

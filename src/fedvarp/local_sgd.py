@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class LocalResult:
 
     delta: Tensor  # (d,), (w - w_i) / walk
     num_steps: int  # tau_i, counted
-    walk: float  # the sum of the rates of all steps: eta_c * tau_i where the rate is constant
+    walk: float  # how far it went per unit of gradient: eta_c * tau_i at a constant rate
     mean_loss: float  # over the steps, each batch before its step
     num_examples: int
 
@@ -47,8 +48,9 @@ class LocalSGD:
         epochs: Passes over the client's data; τ_i then follows from its size.
         steps: τ, the same for all clients; small ones go through their data several times.
         weight_decay: λ: adds λ w to each gradient.
-        momentum: Heavy-ball momentum, from zero in each round. The update is still normalised by
-            the rates alone, so it grows by up to 1/(1 − momentum).
+        momentum: Heavy-ball momentum, from zero in each round. The walk then counts each gradient
+            as often as momentum repeats it, so that Δ_i stays an average of gradients: clients with
+            unequal τ_i keep the objective uniform, and SCAFFOLD's corrections keep their size.
         clip_norm: Longest gradient of a batch; longer ones are shortened to it.
         schedule: Changes the rate from round to round.
         step_decay: Multiplies the rate after each step within a round.
@@ -115,10 +117,11 @@ class LocalSGD:
         velocity = torch.zeros_like(w) if self.momentum else None
         total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
         rate, walk, num_steps = self.lr * self.schedule(round), 0.0, 0
+        momentum_so_far = 0.0  # what a constant gradient of 1 would have made the velocity
         augmenting = stream(seed, "augment", round, client)
         model.bind(local, gradient)
         model.module.train()
-        with _layers_draw_from(stream(seed, "layers", round, client)):
+        with layers_draw_from(stream(seed, "layers", round, client), w.device):
             for batch in self.batches(len(x), seed, round, client):  # line 2
                 chosen = batch.to(x.device)
                 inputs = x[chosen]
@@ -130,7 +133,8 @@ class LocalSGD:
                 total_loss += batch_loss.detach()
                 direction = self._direction(gradient, local, velocity, correction)
                 local.add_(direction, alpha=-rate)  # line 4
-                walk += rate
+                momentum_so_far = self.momentum * momentum_so_far + 1
+                walk += rate * momentum_so_far
                 num_steps += 1
                 rate *= self.step_decay
         return LocalResult(  # line 6
@@ -168,15 +172,17 @@ class LocalSGD:
         return gradient if velocity is None else velocity.mul_(self.momentum).add_(gradient)
 
 
-class _layers_draw_from:  # noqa: N801  # reads as a word of the `with` statement
-    """Lends torch's global generator in a given state, for layers such as dropout."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._state = generator.get_state()
-
-    def __enter__(self) -> None:
-        self._before = torch.get_rng_state()
-        torch.set_rng_state(self._state)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_rng_state(self._before)
+@contextlib.contextmanager
+def layers_draw_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Lends torch's global generators in a keyed state, for layers such as dropout."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(generator.get_state())
+    elsewhere = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(elsewhere, enabled=bool(elsewhere)):
+            if elsewhere:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+            yield
+    finally:
+        torch.set_rng_state(before)

@@ -59,11 +59,7 @@ class RunProgress:
     def advance(self, record: Mapping[str, Any]) -> None:
         """One round is done; shows the newest figures that its record holds."""
         self._progress.update(self._task, completed=record["round"])
-        if "test_accuracy" in record:
+        if record.get("test_accuracy") is not None:
             self._progress.update(self._task, figures=f"accuracy {record['test_accuracy']:.1%}")
-        elif "train_loss" in record:
+        elif record.get("train_loss") is not None:
             self._progress.update(self._task, figures=f"loss {record['train_loss']:.3g}")
-
-    def say(self, message: str) -> None:
-        """Prints a line above the bar."""
-        self._progress.console.print(message)

@@ -2,47 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from fedvarp.checkpoint import Checkpoint
-from fedvarp.run_directory import Journal, RunDirectory
+from fedvarp.run_directory import Journal, RunDirectory, RunError
 
 if TYPE_CHECKING:
     from fedvarp.simulation import Record, Simulation, SimulationResult
 
 
 class RecordedRun:
-    """A simulation that leaves a run directory behind and goes on where the last one ended."""
+    """A simulation that leaves a run directory behind and goes on where the last one ended.
+
+    Args:
+        directory: Where.
+        simulation: What to run.
+        fingerprint: Of the data, the model and the loss; a resumed run must have the same.
+        commit_every: Rounds between checkpoints.
+        fsync: Whether they wait for the disk.
+    """
 
     def __init__(
-        self, directory: RunDirectory, simulation: Simulation, commit_every: int, fsync: bool
+        self,
+        directory: RunDirectory,
+        simulation: Simulation,
+        fingerprint: str,
+        commit_every: int,
+        fsync: bool,
     ) -> None:
         self._directory = directory
         self._simulation = simulation
+        self._fingerprint = fingerprint
         self._commit_every = commit_every
         self._fsync = fsync
-        self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=fsync)
-        self._metrics = Journal(directory.metrics_file)
-        self._timings = Journal(directory.timings_file)
+        with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
+            self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=fsync)
+            opened.callback(self._checkpoint.close)
+            self._metrics = Journal(directory.metrics_file)
+            opened.callback(self._metrics.close)
+            self._timings = Journal(directory.timings_file)
+            opened.callback(self._timings.close)
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> RecordedRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._metrics.close()
-        self._timings.close()
-        self._checkpoint.close()
+        self._opened.close()
 
-    def run(self, rounds: int, progress: bool | None) -> SimulationResult:
-        """Goes on from the last checkpoint to round `rounds`."""
-        restored = self._checkpoint.restore(self._simulation.server)
-        if restored:
-            self._simulation.buffers = self._checkpoint.tensors()
-        self._metrics.cut_back(self._checkpoint.notes.get("metrics_bytes", 0))
-        self._timings.cut_back(self._checkpoint.notes.get("timings_bytes", 0))
+    def run(self, rounds: int, progress: bool | None, announce: bool = True) -> SimulationResult:
+        """Goes on from the last checkpoint to round `rounds`.
+
+        Args:
+            rounds: T.
+            progress: Whether to show a bar.
+            announce: Whether to say how to go on after Ctrl-C.
+        """
+        self._go_back_to_the_checkpoint()
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
@@ -50,8 +70,7 @@ class RecordedRun:
         )
         if self._checkpoint.round != self._simulation.server.round:
             self._commit()
-        # A caller who decides about progress speaks to the user and can read `stopped`.
-        if result.stopped == "interrupted" and progress is None:
+        if result.stopped == "interrupted" and announce:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
                 f"on, call again with out={str(self._directory.path)!r} and resume=True.",
@@ -60,6 +79,28 @@ class RecordedRun:
             )
         self._directory.export_model(self._simulation.model.state_dict(result.server.w))
         return dataclasses.replace(result, metrics=before + result.metrics)
+
+    def _go_back_to_the_checkpoint(self) -> None:
+        if self._checkpoint.round is None:
+            # The initial model is committed with the first line; more lines had a checkpoint once.
+            if self._metrics.num_lines > 1:
+                raise RunError(
+                    f"{self._directory.path} has the metrics of {self._metrics.num_lines - 1} "
+                    f"rounds but no checkpoint to go on from: it was deleted or never copied. "
+                    f"Restore it, or choose another directory."
+                )
+        elif self._checkpoint.notes["fingerprint"] != self._fingerprint:
+            raise RunError(
+                f"The run in {self._directory.path} was made with other data, another model or "
+                f"another loss. (A data set that changes each time it is loaded cannot be resumed; "
+                f"randomness belongs into its `augment`.)"
+            )
+        if self._checkpoint.restore(self._simulation.server):
+            self._simulation.buffers = self._checkpoint.tensors()
+        notes = self._checkpoint.notes
+        self._metrics.cut_back(notes.get("metrics_bytes", 0))
+        if self._timings.size >= notes.get("timings_bytes", 0):  # else some were lost: no matter
+            self._timings.cut_back(notes.get("timings_bytes", 0))
 
     def _keep(self, record: Record, seconds: float) -> None:
         self._metrics.append(record)
@@ -73,7 +114,11 @@ class RecordedRun:
         self._checkpoint.commit(
             self._simulation.server,
             tensors=self._simulation.buffers,
-            notes={"metrics_bytes": self._metrics.size, "timings_bytes": self._timings.size},
+            notes={
+                "metrics_bytes": self._metrics.size,
+                "timings_bytes": self._timings.size,
+                "fingerprint": self._fingerprint,
+            },
         )
 
 

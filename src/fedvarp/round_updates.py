@@ -94,7 +94,7 @@ class RoundUpdates:
 
     def average(self, rows: Tensor) -> Tensor:
         """(M, d) → (d,): the one place where sampling and objective weights enter."""
-        return self.averaging_weights.to(rows.dtype) @ rows
+        return self.averaging_weights.to(rows) @ rows
 
     @cached_property
     def magnitudes(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 config.toml         the resolved settings
 versions.json       what it was run with
-metrics.jsonl       one line a round; the same, byte for byte, however often a run is resumed
+metrics.jsonl       one line a round; the same, byte for byte, however often it is interrupted
 timings.jsonl       how long each round took: not the same twice, so in a file of its own
 checkpoint/         the last whole round
 model.safetensors   the final model
@@ -44,9 +44,14 @@ class Journal:
         """Bytes written so far."""
         return self._file.tell()
 
+    @property
+    def num_lines(self) -> int:
+        """Lines in the file."""
+        return self.path.read_bytes().count(b"\n")
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Adds one line; numbers that are not finite become null."""
-        self._file.write(json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(without_nan(record), allow_nan=False).encode() + b"\n")
         self._file.flush()
 
     def cut_back(self, size: int) -> None:
@@ -90,6 +95,8 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} holds a run already. Resume it, or choose another directory."
             )
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; a run needs a directory.")
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {
             "fedvarp": __version__,
@@ -168,9 +175,10 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """None in place of numbers that are not finite, which JSON cannot hold."""
     if isinstance(value, Mapping):
-        return {name: _without_nan(part) for name, part in value.items()}
+        return {name: without_nan(part) for name, part in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,8 @@ from fedvarp.local_sgd import LocalSGD, Loss
 from fedvarp.progress import RunProgress
 from fedvarp.recorded_run import RecordedRun
 from fedvarp.round_updates import RoundUpdates
-from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.run_description import fingerprint, name_of, plain, plain_value
+from fedvarp.run_directory import RunDirectory, RunError, without_nan
 from fedvarp.server import RoundReport, Server
 from fedvarp.server_optimizers import SGD, ServerOptimizer
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
@@ -120,6 +120,8 @@ def simulate(
         device: Where to train, such as "cuda".
     """
     _refuse_impossible(rounds, evaluate_every, commit_every, states, out)
+    _refuse_target(target_accuracy, dataset)
+    _refuse_weights(client_weights, cluster_of, sampler, clients_per_round, dataset)
     sampler = sampler or _sampler(dataset, clients_per_round, client_weights, seed)
     flat = FlatModel(model.to(device))
     directory = None if out is None else RunDirectory(out)
@@ -132,26 +134,27 @@ def simulate(
         client_weights=client_weights,
         device=device,
     )
-    name = algorithm if isinstance(algorithm, str) else algorithm.__name__
+    name = algorithm if isinstance(algorithm, str) else name_of(algorithm)
     described = {
         "algorithm": name,
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,
         "target_accuracy": target_accuracy,
-        "model": type(model).__name__,
-        "local_sgd": _plain(local_sgd),
-        "sampler": _plain(sampler),
+        "model": name_of(model),
+        "loss": name_of(loss),
+        "local_sgd": plain(local_sgd),
+        "sampler": plain(sampler),
         "server_optimizer": dict((server_optimizer or SGD(lr=1.0)).describe()),
         "states": {"dtype": dtype},
         "num_train_clients": num_train_clients,
-        "client_weights": None if client_weights is None else client_weights.tolist(),
+        "client_weights": plain_value(client_weights),
         "dataset": repr(dataset),
-        "dataset_fingerprint": dataset.fingerprint(),
         "num_clients": dataset.num_clients,
     }
     if directory is not None:
-        _refuse_another_run(directory, settings or described, resume)
+        kept = described if settings is None else settings
+        _refuse_another_run(directory, kept, resume)
     aggregator = (
         make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
     )
@@ -171,9 +174,10 @@ def simulate(
         if directory is None:
             return simulation.run(rounds, progress)
         if not directory.exists:
-            directory.create(settings or described)
-        with RecordedRun(directory, simulation, commit_every, fsync) as recorded:
-            return recorded.run(rounds, progress)
+            directory.create(kept)
+        what = fingerprint(dataset.fingerprint(), model, loss)
+        with RecordedRun(directory, simulation, what, commit_every, fsync) as recorded:
+            return recorded.run(rounds, progress, announce=settings is None)
     finally:
         for rows in () if aggregator.states is None else aggregator.states.tables():
             rows.close()
@@ -223,6 +227,7 @@ class Simulation:
                 if record["round"] % self.evaluate_every == 0 or record["round"] == rounds:
                     record |= self.evaluator.evaluate(self.server.w, self.buffers)
                     last = record
+                record = without_nan(record)  # in memory as on disk
                 metrics.append(record)
                 if keep is not None:
                     keep(record, time.perf_counter() - start)
@@ -251,7 +256,8 @@ class Simulation:
         if not report.accepted:
             self.server.skip()
         elif self.buffers:
-            self.buffers = average_buffers([updates.buffers[i] for i in report.accepted])
+            sent = [updates.buffers[i] for i in report.accepted if i in updates.buffers]
+            self.buffers = average_buffers(sent) if sent else self.buffers
         return self._record(cohort, updates, report)
 
     def _record(self, cohort: Cohort, updates: RoundUpdates, report: RoundReport) -> Record:
@@ -261,7 +267,7 @@ class Simulation:
             "round": self.server.round,
             "clients": list(report.accepted),
             "refused": {str(client): why for client, why in report.refused.items()},
-            "local_loss": sum(losses) / len(losses) if losses else math.nan,
+            "local_loss": sum(losses) / len(losses) if losses else None,
             "num_steps": int(updates.num_steps.sum()),
             "bytes_down": len(cohort.clients) * aggregator.vectors_down * vector_bytes,
             "bytes_up": len(cohort.answering.clients) * aggregator.vectors_up * vector_bytes,
@@ -276,7 +282,8 @@ class Simulation:
     def _reached(self, evaluated: Record | None) -> bool:
         if self.target_accuracy is None or evaluated is None:
             return False
-        return bool(evaluated.get("test_accuracy", -math.inf) >= self.target_accuracy)
+        accuracy = evaluated.get("test_accuracy")
+        return accuracy is not None and bool(accuracy >= self.target_accuracy)
 
 
 def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
@@ -320,6 +327,53 @@ def _refuse_impossible(
         raise ValueError('states="disk" keeps rows in the run directory: say where with out="…".')
 
 
+def _refuse_target(target: float | None, dataset: FederatedDataset) -> None:
+    if target is None:
+        return
+    if not 0 < target <= 1:
+        raise ValueError(f"target_accuracy={target} must be above 0 and at most 1, as in 0.5.")
+    if dataset.test is None or dataset.num_classes is None:
+        raise ValueError(
+            "target_accuracy needs a data set with test examples and num_classes; without them "
+            "there is no accuracy to reach."
+        )
+
+
+def _refuse_weights(
+    client_weights: Tensor | None,
+    cluster_of: Tensor | None,
+    sampler: ClientSampler | None,
+    clients_per_round: int | None,
+    dataset: FederatedDataset,
+) -> None:
+    """Algorithms in one comparison must have one objective: cohort and table weigh alike."""
+    for name, values in (("client_weights", client_weights), ("cluster_of", cluster_of)):
+        if values is not None and tuple(values.shape) != (dataset.num_clients,):
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}; give one number for each of the "
+                f"{dataset.num_clients} clients."
+            )
+    if sampler is None:
+        return
+    if clients_per_round is not None:
+        raise ValueError("Give clients_per_round or a sampler; a sampler knows its own number.")
+    known = getattr(sampler, "num_clients", dataset.num_clients)
+    if known != dataset.num_clients:
+        raise ValueError(
+            f"The sampler is for {known} clients, the data set has {dataset.num_clients}."
+        )
+    equal = torch.ones(dataset.num_clients, dtype=torch.float64)
+    objective = getattr(sampler, "objective", None)
+    drawn = equal if objective is None else torch.as_tensor(objective).double()
+    stored = equal if client_weights is None else client_weights.double()
+    if not torch.allclose(drawn / drawn.sum(), stored / stored.sum()):
+        raise ValueError(
+            "The sampler weighs the clients' updates by another objective than client_weights "
+            "says, so that cohort and table would pull to different optima. Give the same weights "
+            "to WeightedSampler(objective=…) and to client_weights."
+        )
+
+
 def _refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
     if not directory.exists:
         return
@@ -330,20 +384,3 @@ def _refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], re
             f"{directory.path} holds a run already. Go on with it by resume=True, or choose "
             f"another directory."
         )
-
-
-def _plain(settings: object) -> dict[str, Any]:
-    """A settings object as TOML can hold it: nested dataclasses by name, tensors as lists."""
-    plain: dict[str, Any] = {"kind": type(settings).__name__}
-    if dataclasses.is_dataclass(settings):
-        for field in dataclasses.fields(settings):
-            value = getattr(settings, field.name)
-            if dataclasses.is_dataclass(value):
-                plain[field.name] = _plain(value)
-            elif isinstance(value, Tensor):
-                plain[field.name] = value.tolist()
-            elif value is None or isinstance(value, (bool, int, float, str)):
-                plain[field.name] = value
-            else:
-                plain[field.name] = repr(value)
-    return plain

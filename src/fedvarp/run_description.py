@@ -1,0 +1,61 @@
+"""What a run is, in words that a file can keep and a resumed run can be held against."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LONGEST_LIST = 64  # numbers written out; longer tensors are named by their hash
+
+
+def plain(settings: object) -> dict[str, Any]:
+    """A settings object as TOML can hold it.
+
+    >>> from fedvarp import LocalSGD
+    >>> plain(LocalSGD(lr=0.1, batch_size=8, epochs=2))["schedule"]
+    {'kind': 'Constant'}
+    """
+    kept: dict[str, Any] = {"kind": type(settings).__qualname__}
+    if dataclasses.is_dataclass(settings):
+        for field in dataclasses.fields(settings):
+            kept[field.name] = plain_value(getattr(settings, field.name))
+    return kept
+
+
+def fingerprint(dataset_fingerprint: str, model: nn.Module, loss: object) -> str:
+    """Changes with the data, the model's layers, its frozen parameters, or the loss."""
+    digest = hashlib.sha256(f"{dataset_fingerprint} {model} {name_of(loss)}".encode())
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(_bytes(parameter))
+    return digest.hexdigest()[:16]
+
+
+def name_of(something: object) -> str:
+    """The name of a function or class, or of the class of an object: the same in every process."""
+    return str(getattr(something, "__qualname__", type(something).__qualname__))
+
+
+def plain_value(value: object) -> Any:
+    """A single setting: numbers as they are, long tensors by their hash, functions by name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        if value.numel() <= _LONGEST_LIST:
+            return value.tolist()
+        return f"{value.numel()} numbers, sha256 {hashlib.sha256(_bytes(value)).hexdigest()[:16]}"
+    if isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value):
+        return plain_value(torch.tensor(value, dtype=torch.float64))
+    if dataclasses.is_dataclass(value):
+        return plain(value)
+    return name_of(value)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
