@@ -11,7 +11,8 @@ from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import settings_of_run
 from fedvarp.experiment import DataFolder, build
 from fedvarp.run_directory import RunDirectory, RunError
-from fedvarp.simulation import MAY_CHANGE, Callback, SimulationResult
+from fedvarp.simulation import Callback, SimulationResult
+from fedvarp.simulation_checks import MAY_CHANGE
 
 
 def resume(

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +25,20 @@ from fedvarp.progress import RunProgress
 from fedvarp.recorded_run import RecordedRun
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.run_description import fingerprint, name_of, plain, plain_value
-from fedvarp.run_directory import RunDirectory, RunError, without_nan
+from fedvarp.run_directory import RunDirectory, without_nan
 from fedvarp.server import RoundReport, Server
 from fedvarp.server_optimizers import SGD, ServerOptimizer
+from fedvarp.simulation_checks import (
+    refuse_another_run,
+    refuse_impossible,
+    refuse_target,
+    refuse_two_objectives,
+)
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
 
 Record = dict[str, Any]
 Stopped = Literal["rounds", "target", "interrupted"]
 Callback = Callable[[Record, Server], None]
-
-MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy"})
-"""What a resumed run may be told anew: how long to go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +122,9 @@ def simulate(
         progress: Whether to show a progress bar; None: in a terminal.
         device: Where to train, such as "cuda".
     """
-    _refuse_impossible(rounds, evaluate_every, commit_every, states, out)
-    _refuse_target(target_accuracy, dataset)
-    _refuse_weights(client_weights, cluster_of, sampler, clients_per_round, dataset)
+    refuse_impossible(rounds, evaluate_every, commit_every, states, out)
+    refuse_target(target_accuracy, dataset)
+    refuse_two_objectives(client_weights, cluster_of, sampler, clients_per_round, dataset)
     sampler = sampler or _sampler(dataset, clients_per_round, client_weights, seed)
     flat = FlatModel(model.to(device))
     directory = None if out is None else RunDirectory(out)
@@ -154,7 +157,7 @@ def simulate(
     }
     if directory is not None:
         kept = described if settings is None else settings
-        _refuse_another_run(directory, kept, resume)
+        refuse_another_run(directory, kept, resume)
     aggregator = (
         make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
     )
@@ -305,82 +308,3 @@ def _sampler(
         return UniformSampler(dataset.num_clients, size, seed)
     equal = torch.ones(dataset.num_clients)
     return WeightedSampler(equal, size, seed, objective=client_weights)
-
-
-def _refuse_impossible(
-    rounds: int,
-    evaluate_every: int,
-    commit_every: int,
-    states: str,
-    out: str | os.PathLike[str] | None,
-) -> None:
-    for name, value in (
-        ("rounds", rounds),
-        ("evaluate_every", evaluate_every),
-        ("commit_every", commit_every),
-    ):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-    if states not in ("memory", "disk"):
-        raise ValueError(f'states={states!r} must be "memory" or "disk".')
-    if states == "disk" and out is None:
-        raise ValueError('states="disk" keeps rows in the run directory: say where with out="…".')
-
-
-def _refuse_target(target: float | None, dataset: FederatedDataset) -> None:
-    if target is None:
-        return
-    if not 0 < target <= 1:
-        raise ValueError(f"target_accuracy={target} must be above 0 and at most 1, as in 0.5.")
-    if dataset.test is None or dataset.num_classes is None:
-        raise ValueError(
-            "target_accuracy needs a data set with test examples and num_classes; without them "
-            "there is no accuracy to reach."
-        )
-
-
-def _refuse_weights(
-    client_weights: Tensor | None,
-    cluster_of: Tensor | None,
-    sampler: ClientSampler | None,
-    clients_per_round: int | None,
-    dataset: FederatedDataset,
-) -> None:
-    """Algorithms in one comparison must have one objective: cohort and table weigh alike."""
-    for name, values in (("client_weights", client_weights), ("cluster_of", cluster_of)):
-        if values is not None and tuple(values.shape) != (dataset.num_clients,):
-            raise ValueError(
-                f"{name} has shape {tuple(values.shape)}; give one number for each of the "
-                f"{dataset.num_clients} clients."
-            )
-    if sampler is None:
-        return
-    if clients_per_round is not None:
-        raise ValueError("Give clients_per_round or a sampler; a sampler knows its own number.")
-    known = getattr(sampler, "num_clients", dataset.num_clients)
-    if known != dataset.num_clients:
-        raise ValueError(
-            f"The sampler is for {known} clients, the data set has {dataset.num_clients}."
-        )
-    equal = torch.ones(dataset.num_clients, dtype=torch.float64)
-    objective = getattr(sampler, "objective", None)
-    drawn = equal if objective is None else torch.as_tensor(objective).double()
-    stored = equal if client_weights is None else client_weights.double()
-    if not torch.allclose(drawn / drawn.sum(), stored / stored.sum()):
-        raise ValueError(
-            "The sampler weighs the clients' updates by another objective than client_weights "
-            "says, so that cohort and table would pull to different optima. Give the same weights "
-            "to WeightedSampler(objective=…) and to client_weights."
-        )
-
-
-def _refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
-    if not directory.exists:
-        return
-    if resume:
-        directory.refuse_other_settings(settings, MAY_CHANGE)
-    else:
-        raise RunError(
-            f"{directory.path} holds a run already. Go on with it by resume=True, or choose "
-            f"another directory."
-        )
