@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from fedvarp.comparison.runs import flattened
+from fedvarp.run_directory import flattened
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -125,8 +125,8 @@ class RunDirectory:
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
         """Raises RunError, naming each difference, unless the run was made with these settings."""
-        before = _flattened(self.settings())
-        now = _flattened(_without_none(settings))
+        before = flattened(self.settings())
+        now = flattened(_without_none(settings))
         differences = [
             f"{name} = {before.get(name, 'not set')} (now {now.get(name, 'not set')})"
             for name in sorted(before.keys() | now.keys())
@@ -184,11 +184,16 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def _flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names.
+
+    >>> flattened({"seed": 1, "data": {"name": "digits"}})
+    {'seed': 1, 'data.name': 'digits'}
+    """
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flattened(value, f"{prefix}{name}.")
+            flat |= flattened(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat

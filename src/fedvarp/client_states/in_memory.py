@@ -31,22 +31,10 @@ class InMemoryStates(RowTable):
     tensor([4., 4., 4.])
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        dim: int,
-        dtype: str = "float32",
-        *,
-        client_weights: Tensor | None = None,
-        name: str = "rows",
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def _make_room(self) -> None:
         self._rows: dict[int, Tensor] = {}
         self._slab = torch.empty(0, 0, dtype=torch.uint8)
         self._taken = 0
-        super().__init__(
-            num_clients, dim, dtype, client_weights=client_weights, name=name, device=device
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For other processes: rows by themselves, since each would bring its whole slab along."""

@@ -71,8 +71,12 @@ class RowTable(ClientStates):
         self._saved_in = ""  # the store that has all other rows
         if client_weights is not None:
             self.share(client_weights)
+        self._make_room()
 
     # Where the bytes live
+
+    def _make_room(self) -> None:
+        """Called once, at the end of the constructor."""
 
     @abstractmethod
     def _find(self, row: int) -> Tensor | None:

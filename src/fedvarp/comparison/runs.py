@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.run_directory import RunDirectory, RunError, flattened
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -153,21 +153,6 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
     if not runs:
         raise RunError(" ".join(notes) + " There is nothing else to look at.")
     return runs, notes
-
-
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names.
-
-    >>> flattened({"seed": 1, "data": {"name": "digits"}})
-    {'seed': 1, 'data.name': 'digits'}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def _runs_at(path: Path) -> list[Path]:
