@@ -128,8 +128,8 @@ def test_rows_longer_than_a_stretch_are_the_same_row(
     """Four stretches of 256 and a bit, against one: the seams must not show."""
 
     def run(stretch: int) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(one_pass, "_STRETCH", stretch)
-        monkeypatch.setattr(row_table, "_STRETCH", stretch)
+        monkeypatch.setattr(one_pass, "STRETCH", stretch)
+        monkeypatch.setattr(row_table, "STRETCH", stretch)
         with registry.table_of(table, N, 1100, codec) as states:
             v = torch.zeros(1100, dtype=states.values)
             for t in range(3):
@@ -143,7 +143,7 @@ def test_rows_longer_than_a_stretch_are_the_same_row(
 
 
 def test_a_stretch_is_whole_blocks_of_every_codec() -> None:
-    assert all(one_pass._STRETCH % codec.block == 0 for codec in CODECS.values())
+    assert all(one_pass.STRETCH % codec.block == 0 for codec in CODECS.values())
 
 
 def test_each_cluster_gets_its_own_rows() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedvarp.client_states.codecs import Codec
 
-_STRETCH: Final = 2**17  # numbers; the float64 temporaries of a stretch stay in the cache
+STRETCH: Final = 2**17  # numbers; the float64 temporaries of a stretch stay in the cache
 _COMPILE_FROM: Final = 2**20  # numbers in a row from which a compiled kernel is worth its seconds
 _KERNELS_KEPT: Final = 4  # cohort sizes compiled for; dropouts must not compile for ever
 
@@ -61,9 +61,9 @@ def _in_stretches(
 ) -> None:
     dim = updates.shape[1]
     # Made once: an allocation of this size goes to the system and back each time.
-    buffers = total.new_empty(5, min(dim, _STRETCH))
-    for start in range(0, dim, _STRETCH):
-        stop = min(start + _STRETCH, dim)
+    buffers = total.new_empty(5, min(dim, STRETCH))
+    for start in range(0, dim, STRETCH):
+        stop = min(start + STRETCH, dim)
         old, change, product, step, grown = buffers[:, : stop - start]
         step.zero_()
         grown.zero_()

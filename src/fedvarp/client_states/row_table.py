@@ -12,12 +12,11 @@ from torch import Tensor
 
 from fedvarp.client_states.client_states import ClientStates
 from fedvarp.client_states.codecs import codec_named
-from fedvarp.client_states.one_pass import exchange_rows
+from fedvarp.client_states.one_pass import STRETCH, exchange_rows
 from fedvarp.client_states.refusals import check_clients, check_finite, check_put
 from fedvarp.round_updates import RoundUpdates, row_magnitudes
 from fedvarp.store import Store, as_json, from_json, refuse_differences
 
-_STRETCH: Final = 2**17  # numbers of the running sum divided at a time: stays in the cache
 _OUTLIER: Final = (
     1e6  # a value this much above the present ones has cost the sum digits that matter
 )
@@ -125,11 +124,11 @@ class RowTable(ClientStates):
         """The mean row over all clients, (d,), in `out` or a new tensor."""
         self._bring_sum_up_to_date()
         mean = torch.empty(self.dim, dtype=self.values, device=self.device) if out is None else out
-        quotient = self._sum.new_empty(min(self.dim, _STRETCH))
-        for start in range(0, self.dim, _STRETCH):
-            part = self._sum[start : start + _STRETCH]
+        quotient = self._sum.new_empty(min(self.dim, STRETCH))
+        for start in range(0, self.dim, STRETCH):
+            part = self._sum[start : start + STRETCH]
             torch.div(part, self._total_share, out=quotient[: len(part)])
-            mean[start : start + _STRETCH] = quotient[: len(part)]
+            mean[start : start + STRETCH] = quotient[: len(part)]
         return mean
 
     def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
