@@ -66,13 +66,22 @@ def test_a_step_on_the_vector_is_a_step_of_torchs_sgd() -> None:
     model.bind(w, gradient)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     for _ in range(5):
-        gradient.zero_()
-        nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+        model.backward(nn.functional.cross_entropy(module(x), y))
         w.add_(gradient, alpha=-0.1)
         optimizer.zero_grad()
         nn.functional.cross_entropy(twin(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert torch.equal(w, FlatModel(twin).vector())
+
+
+def test_the_gradient_of_unused_and_of_sparse_parameters_is_dense() -> None:
+    """As `loss.backward()` on zeroed gradients gives it."""
+    module = nn.ModuleDict({"used": nn.Embedding(4, 2, sparse=True), "unused": nn.Linear(2, 1)})
+    model = FlatModel(module)
+    gradient = torch.full((model.dim,), torch.nan)
+    model.bind(model.vector(), gradient)
+    model.backward(module["used"](torch.tensor([1, 1, 3])).sum())
+    assert gradient.tolist() == [0, 0, 2, 2, 0, 0, 1, 1, 0, 0, 0]
 
 
 def test_tied_parameters_take_their_place_once_and_stay_tied() -> None:

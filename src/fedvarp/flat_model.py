@@ -54,6 +54,8 @@ class FlatModel:
         _refuse_batch_norm(module)
         self.module = module
         self._slots = _slots(module)
+        self._parameters = tuple(slot.parameter for slot in self._slots)
+        self._gradient: tuple[Tensor, ...] = ()
         self.dim = self._slots[-1].stop
 
     @property
@@ -66,11 +68,11 @@ class FlatModel:
         return torch.cat([slot.parameter.detach().reshape(-1) for slot in self._slots])
 
     def bind(self, vector: Tensor, gradient: Tensor | None = None) -> None:
-        """Makes the parameters views of `vector`, and their gradients views of `gradient`.
+        """Makes the parameters views of `vector`, and `gradient` the place `backward` writes to.
 
         Args:
             vector: (d,) float32, on any device.
-            gradient: (d,) of the same kind. `backward` adds to it; zero it before each step.
+            gradient: (d,) of the same kind.
         """
         for what, tensor in (("vector", vector), ("gradient", gradient)):
             if tensor is not None and (
@@ -84,7 +86,18 @@ class FlatModel:
                 )
         for slot in self._slots:
             slot.parameter.data = slot.view(vector)
-            slot.parameter.grad = None if gradient is None else slot.view(gradient)
+        self._gradient = (
+            () if gradient is None else tuple(slot.view(gradient) for slot in self._slots)
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        """Overwrites the bound gradient with that of `loss`.
+
+        Leaner than `loss.backward()`, which needs a zeroed gradient to add to.
+        """
+        parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        for view, part in zip(self._gradient, parts, strict=True):
+            view.copy_(part.to_dense() if part.is_sparse else part)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """{name: view of the vector in the parameter's shape}."""

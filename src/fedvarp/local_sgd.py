@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedvarp.compiled_gradient import CompiledGradient
 from fedvarp.data import Examples
 from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.flat_model import FlatModel
@@ -97,6 +98,7 @@ class LocalSGD:
         client: int,
         correction: Tensor | None = None,
         augment: Augmentation | None = None,
+        compiled: CompiledGradient | None = None,
     ) -> LocalResult:
         """LocalSGD(i, w, τ, η_c). Every draw is keyed by (seed, round, client).
 
@@ -110,28 +112,30 @@ class LocalSGD:
             client: i.
             correction: (d,), added to every gradient (SCAFFOLD).
             augment: Random changes to a training batch.
+            compiled: Takes the gradient of full batches in place of `model` and `loss`.
         """
-        x, y = examples
+        x, y = laid_out(examples[0]), examples[1]
         local = w.clone()  # line 1
-        gradient = torch.zeros_like(w)
+        gradient = torch.empty_like(w)
         velocity = torch.zeros_like(w) if self.momentum else None
         total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
         rate, walk, num_steps = self.lr * self.schedule(round), 0.0, 0
         momentum_so_far = 0.0  # what a constant gradient of 1 would have made the velocity
-        augmenting = stream(seed, "augment", round, client)
+        augmenting = None if augment is None else stream(seed, "augment", round, client)
         model.bind(local, gradient)
         model.module.train()
         with layers_draw_from(stream(seed, "layers", round, client), w.device):
-            for batch in self.batches(len(x), seed, round, client):  # line 2
-                chosen = batch.to(x.device)
-                inputs = x[chosen]
-                if augment is not None:
+            for chosen in self.batches(len(x), seed, round, client, x.device):  # line 2
+                inputs, targets = x[chosen], y[chosen]
+                if augment is not None and augmenting is not None:
                     inputs = augment(inputs, augmenting)
-                gradient.zero_()
-                batch_loss = loss(model.module(inputs), y[chosen])
-                batch_loss.backward()  # type: ignore[no-untyped-call]  # line 3
-                total_loss += batch_loss.detach()
-                direction = self._direction(gradient, local, velocity, correction)
+                if compiled is not None and len(inputs) == self.batch_size:  # line 3
+                    total_loss += compiled(local, inputs, targets, out=gradient)
+                else:
+                    batch_loss = loss(model.module(inputs), targets)
+                    model.backward(batch_loss)
+                    total_loss += batch_loss.detach()
+                direction = self.direction(gradient, local, velocity, correction)
                 local.add_(direction, alpha=-rate)  # line 4
                 momentum_so_far = self.momentum * momentum_so_far + 1
                 walk += rate * momentum_so_far
@@ -145,31 +149,48 @@ class LocalSGD:
             num_examples=len(x),
         )
 
-    def batches(self, num_examples: int, seed: int, round: int, client: int) -> Iterator[Tensor]:
+    def batches(
+        self,
+        num_examples: int,
+        seed: int,
+        round: int,
+        client: int,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[Tensor]:
         """The indices of each batch: a new shuffle for every pass over the data."""
         generator = stream(seed, "batches", round, client)
         per_epoch = -(-num_examples // self.batch_size)
         left = self.steps if self.steps is not None else per_epoch * (self.epochs or 0)
         while left > 0:
-            shuffled = torch.randperm(num_examples, generator=generator)
+            shuffled = torch.randperm(num_examples, generator=generator).to(device)
             epoch = torch.split(shuffled, self.batch_size)[:left]
             left -= len(epoch)
             yield from epoch
 
-    def _direction(
+    def direction(
         self,
         gradient: Tensor,
         local: Tensor,
         velocity: Tensor | None,
         correction: Tensor | None,
     ) -> Tensor:
+        """Where a step goes; `gradient` and `velocity` are changed.
+
+        All arguments are (d,), or all are (M, d) for the steps of M clients.
+        """
         if self.clip_norm is not None:
-            gradient.mul_((self.clip_norm / (gradient.norm() + 1e-12)).clamp(max=1.0))
+            length = gradient.norm(dim=-1, keepdim=True)
+            gradient.mul_((self.clip_norm / (length + 1e-12)).clamp(max=1.0))
         if self.weight_decay:
             gradient.add_(local, alpha=self.weight_decay)
         if correction is not None:
             gradient.add_(correction)
         return gradient if velocity is None else velocity.mul_(self.momentum).add_(gradient)
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """Images with their channels last in memory, where convolutions read them fastest."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 @contextlib.contextmanager
