@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
 from fedvarp.cli_errors import INTERRUPTED
+from fedvarp.cores import usable_cores
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
@@ -52,7 +52,7 @@ def make_engine(
         address: Of a Ray cluster.
         data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
     """
-    at_once = jobs or _cores()
+    at_once = jobs or usable_cores()
     if name == "local":
         if address is not None:
             raise ValueError(f"--address {address} is Ray's: add --engine ray.")
@@ -60,13 +60,6 @@ def make_engine(
     from fedvarp.sweep_on_ray import RayEngine
 
     return RayEngine(address, at_once, data_dir)
-
-
-def _cores() -> int:
-    """Those this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
