@@ -17,15 +17,17 @@ import platform
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import safetensors.torch
 import tomli_w
-import torch
-from torch import Tensor
 
 from fedvarp.version import __version__
+
+if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
+    from torch import Tensor
+
+MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy"})
+"""What a resumed run may be told anew: how long to go on."""
 
 
 class RunError(Exception):
@@ -97,6 +99,9 @@ class RunDirectory:
             )
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; a run needs a directory.")
+        import numpy as np
+        import torch
+
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {
             "fedvarp": __version__,
@@ -148,6 +153,8 @@ class RunDirectory:
 
     def export_model(self, state: Mapping[str, Tensor]) -> None:
         """Writes model.safetensors, whole or not at all."""
+        import safetensors.torch
+
         draft = self.model_file.with_suffix(".safetensors.part")
         contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(contiguous, draft)

@@ -22,8 +22,7 @@ from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import SHORT_NAMES, load_settings
 from fedvarp.interruption import Interruption
 from fedvarp.resuming import is_finished, rounds_done
-from fedvarp.run_directory import RunDirectory
-from fedvarp.simulation_checks import MAY_CHANGE
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 from fedvarp.sweep_engines import Engine
 from fedvarp.sweep_result import SweepResult, SweptRun
 
