@@ -176,6 +176,8 @@ def two_machines(folder: Path) -> dict[str, Any]:
         if ray.get_runtime_context().get_node_id() == doomed:
             (folder / "training").touch()
             time.sleep(300)
+        while not (folder / "training").exists():  # or one node could do it all before the other
+            time.sleep(0.05)
 
     sockets: list[str] = []
 
