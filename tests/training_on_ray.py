@@ -1,6 +1,6 @@
 """Run by test_on_ray.py in a process of its own: rounds on Ray beside the same rounds in a loop.
 
-`python training_on_ray.py one-machine|two-machines FOLDER` prints what it saw as JSON.
+`python training_on_ray.py one-machine|own-cluster|two-machines FOLDER` prints what it saw as JSON.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def two_machines(folder: Path) -> dict[str, Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     other = cluster.add_node(num_cpus=1)
     doomed = other.node_id
 
@@ -176,6 +176,8 @@ def two_machines(folder: Path) -> dict[str, Any]:
         if ray.get_runtime_context().get_node_id() == doomed:
             (folder / "training").touch()
             time.sleep(300)
+        while not (folder / "training").exists():  # or one node could do it all before the other
+            time.sleep(0.05)
 
     sockets: list[str] = []
 
@@ -208,7 +210,8 @@ def open_sockets(sign: Path) -> list[str]:
 def family(root: int) -> set[int]:
     """A process and its descendants."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
-    parent = dict(map(int, line.split()) for line in table.stdout.splitlines())
+    pairs = [line.split() for line in table.stdout.splitlines()]
+    parent = {int(pid): int(its) for pid, its in pairs}
     found = {root}
     while more := {pid for pid, its in parent.items() if its in found} - found:
         found |= more
