@@ -15,6 +15,7 @@ from fedvarp.data import Examples
 from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.flat_model import FlatModel
 from fedvarp.learning_rates import Constant, Schedule
+from fedvarp.magnitudes import row_magnitudes
 from fedvarp.randomness import stream
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,7 +31,12 @@ class LocalResult:
     walk: float  # how far it went per unit of gradient: eta_c * tau_i at a constant rate
     mean_loss: float  # over the steps, each batch before its step
     num_examples: int
-    diverged: bool  # whether the loss or the weights are no longer finite
+    magnitude: float  # the largest absolute value in delta, NaN if it holds one
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss or the weights are no longer finite."""
+        return not (math.isfinite(self.mean_loss) and math.isfinite(self.magnitude))
 
 
 @dataclass(frozen=True)
@@ -138,14 +144,13 @@ class LocalSGD:
                 num_steps += 1
                 rate *= self.step_decay
         delta = (w - local).div_(walk)  # line 6
-        mean_loss = float(total_loss) / num_steps
         return LocalResult(
             delta=delta,
             num_steps=num_steps,
             walk=walk,
-            mean_loss=mean_loss,
+            mean_loss=float(total_loss) / num_steps,
             num_examples=len(x),
-            diverged=not (math.isfinite(mean_loss) and bool(delta.isfinite().all())),
+            magnitude=row_magnitudes(delta.unsqueeze(0))[0],
         )
 
     def batches(

@@ -26,8 +26,8 @@ from fedvarp.version import __version__
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
 
-MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy"})
-"""What a resumed run may be told anew: how long to go on."""
+MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers", "auto"})
+"""What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
 
 class RunError(Exception):
@@ -126,6 +126,13 @@ class RunDirectory:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         return tomllib.loads(self.config_file.read_text())
 
+    def chosen_by_auto(self) -> dict[str, Any]:
+        """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
+        recorded = self.settings()
+        if "auto" not in recorded:
+            return {}
+        return {name: recorded[name] for name in ("trainer", "workers", "auto") if name in recorded}
+
     def refuse_other_settings(
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
@@ -137,6 +144,10 @@ class RunDirectory:
             for name in sorted(before.keys() | now.keys())
             if name not in may_change and before.get(name) != now.get(name)
         ]
+        trainers = before.get("trainer"), now.get("trainer")
+        goes_by_the_choice = trainers[1] == "auto" and "auto" in before
+        if "vectorised" in trainers and len(set(trainers)) > 1 and not goes_by_the_choice:
+            differences.append(f"trainer = {trainers[0]} (now {trainers[1]})")
         if differences:
             raise RunError(
                 f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "

@@ -189,8 +189,12 @@ def _check_directory(directory: RunDirectory, settings: Settings) -> None:
 def _make_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         directory.create(settings.as_toml())
-    elif directory.settings() != settings.as_toml():
-        directory.write_settings(settings.as_toml())
+        return
+    wanted = settings.as_toml()
+    if settings.trainer == "auto":
+        wanted |= directory.chosen_by_auto()
+    if directory.settings() != wanted:
+        directory.write_settings(wanted)
 
 
 def _refuse_swept(overrides: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
 from fedvarp.cli_errors import INTERRUPTED
-from fedvarp.cores import usable_cores
+from fedvarp.cores import CORES_VARIABLE, usable_cores
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
@@ -75,6 +76,8 @@ class LocalEngine:
         """See `Engine.run`."""
         waiting = deque(directories)
         running: list[_Process] = []
+        # Runs use cores better than clients do, which leave some idle at the end of each round.
+        cores = max(1, usable_cores() // max(1, min(self.jobs, len(waiting))))
         stopping, heartbeat = False, time.monotonic()
         try:
             while running or (waiting and not stopping):
@@ -83,7 +86,7 @@ class LocalEngine:
                     for process in running:
                         process.interrupt()
                 while waiting and len(running) < self.jobs and not stopping:
-                    running.append(_Process(waiting.popleft(), self.data_dir))
+                    running.append(_Process(waiting.popleft(), self.data_dir, cores))
                 for process in [process for process in running if process.ended]:
                     running.remove(process)
                     yield process.outcome(stopping)
@@ -97,7 +100,7 @@ class LocalEngine:
 
 
 class _Process:
-    def __init__(self, directory: Path, data_dir: Path | None) -> None:
+    def __init__(self, directory: Path, data_dir: Path | None, cores: int) -> None:
         self.directory = directory
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in outcome()
         where = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -106,6 +109,7 @@ class _Process:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
+            env={**os.environ, CORES_VARIABLE: str(cores)},
             # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us, would
             # make them drop their round.
             start_new_session=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.cli_errors import sentence
+from fedvarp.cores import CORES_VARIABLE
 from fedvarp.data.locate import DATA_VARIABLE
 from fedvarp.ray_cluster import connect
 from fedvarp.resuming import resume
@@ -70,6 +71,7 @@ def _train(run: str, data_dir: str | None) -> str | None:
             f"this machine does not see {run}. Put the sweep on a file system that all machines of "
             f"the cluster share, under the same path."
         )
+    os.environ[CORES_VARIABLE] = "1"  # what the task was given
     try:
         resume(run, data_dir=data_dir, progress=False)
     except Exception as error:

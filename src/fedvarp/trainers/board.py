@@ -25,8 +25,8 @@ class Board:
     corrections: Tensor  # (M, d)
     deltas: Tensor  # (M, d)
     sent_buffers: Tensor  # (M, b) bytes
-    counts: Tensor  # (M, 3) int64: steps, examples, whether it diverged
-    figures: Tensor  # (M, 2) float64: walk and mean loss
+    counts: Tensor  # (M, 2) int64: steps and examples
+    figures: Tensor  # (M, 3) float64: walk, mean loss, magnitude
     scores: Tensor  # (parts of an evaluation, 3) float64
 
     @classmethod
@@ -41,8 +41,8 @@ class Board:
             corrections=_shared((slots, len(w)), w.dtype),
             deltas=_shared((slots, len(w)), w.dtype),
             sent_buffers=_shared((slots, num_bytes), torch.uint8),
-            counts=_shared((slots, 3), torch.int64),
-            figures=_shared((slots, 2), torch.float64),
+            counts=_shared((slots, 2), torch.int64),
+            figures=_shared((slots, 3), torch.float64),
             scores=_shared((parts, scores), torch.float64),
         )
 
@@ -54,22 +54,22 @@ class Board:
     def write(self, slot: int, result: LocalResult, buffers: Mapping[str, Tensor]) -> None:
         """What the client of that slot sends back."""
         self.deltas[slot] = result.delta
-        counts = [result.num_steps, result.num_examples, int(result.diverged)]
-        self.counts[slot] = torch.tensor(counts)
-        self.figures[slot] = torch.tensor([result.walk, result.mean_loss], dtype=torch.float64)
+        self.counts[slot] = torch.tensor([result.num_steps, result.num_examples])
+        figures = [result.walk, result.mean_loss, result.magnitude]
+        self.figures[slot] = torch.tensor(figures, dtype=torch.float64)
         _pack(buffers.values(), self.sent_buffers[slot])
 
     def read(self, slot: int) -> LocalResult:
-        """What was written, copied: the slot is another client's in the next round."""
-        num_steps, num_examples, diverged = self.counts[slot].tolist()
-        walk, mean_loss = self.figures[slot].tolist()
+        """What was written; its delta is the slot's memory, another client's in the next round."""
+        num_steps, num_examples = self.counts[slot].tolist()
+        walk, mean_loss, magnitude = self.figures[slot].tolist()
         return LocalResult(
-            delta=self.deltas[slot].clone(),
+            delta=self.deltas[slot],
             num_steps=num_steps,
             walk=walk,
             mean_loss=mean_loss,
             num_examples=num_examples,
-            diverged=bool(diverged),
+            magnitude=magnitude,
         )
 
 

@@ -13,6 +13,7 @@ from fedvarp.compiled_gradient import CompiledGradient
 from fedvarp.data import FederatedDataset
 from fedvarp.flat_model import FlatModel
 from fedvarp.local_sgd import LocalResult, LocalSGD, Loss
+from fedvarp.magnitudes import Magnitudes
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server import Broadcast
 
@@ -83,12 +84,14 @@ def corrections_of(broadcast: Broadcast) -> dict[int, Tensor]:
 def gather(
     results: Mapping[int, LocalResult], buffers: Mapping[int, Mapping[str, Tensor]], w: Tensor
 ) -> RoundUpdates:
-    """The results of a round's clients, stacked; those that diverged are refused."""
+    """The results of a round's clients, copied and stacked; those that diverged are refused."""
     kept = {client: result for client, result in results.items() if not result.diverged}
-    deltas = [result.delta for result in kept.values()]
+    rows = [result.delta for result in kept.values()]
+    deltas = torch.stack(rows) if rows else w.new_empty(0, len(w))
     return RoundUpdates(
         clients=torch.tensor(list(kept), dtype=torch.int64),
-        deltas=torch.stack(deltas) if kept else w.new_empty(0, len(w)),
+        deltas=deltas,
+        measured=Magnitudes.known([result.magnitude for result in kept.values()], deltas),
         num_steps=torch.tensor([r.num_steps for r in kept.values()], dtype=torch.int64),
         num_examples=torch.tensor([r.num_examples for r in kept.values()], dtype=torch.int64),
         scale=sum(r.walk for r in kept.values()) / len(kept) if kept else 1.0,

@@ -65,7 +65,8 @@ class VectorisedTrainer:
         self.model.module.train()
         results = self._train(cohort, broadcast, round)
         ordered = {client: results[client] for client in clients.tolist()}
-        return gather(ordered, dict.fromkeys(ordered, broadcast.buffers), broadcast.w)
+        unchanged = dict.fromkeys(ordered, broadcast.buffers) if broadcast.buffers else {}
+        return gather(ordered, unchanged, broadcast.w)
 
     def _train(self, cohort: _Cohort, broadcast: Broadcast, round: int) -> dict[int, LocalResult]:
         w, sgd = broadcast.w, self.local_sgd
@@ -94,7 +95,8 @@ class VectorisedTrainer:
             rate *= sgd.step_decay
         walks = [walk_so_far[steps] for steps in cohort.num_steps]
         deltas = (w - local).div_(torch.tensor(walks, device=w.device).unsqueeze(1))  # line 6
-        finite = (deltas.isfinite().all(1) & total_loss.isfinite()).tolist()
+        low, high = torch.aminmax(deltas, dim=1)
+        magnitudes = torch.maximum(-low, high).tolist()
         return {
             client: LocalResult(
                 delta=deltas[m],
@@ -102,7 +104,7 @@ class VectorisedTrainer:
                 walk=walks[m],
                 mean_loss=total / cohort.num_steps[m],
                 num_examples=cohort.num_examples[m],
-                diverged=not finite[m],
+                magnitude=magnitudes[m],
             )
             for m, (client, total) in enumerate(
                 zip(cohort.clients, total_loss.tolist(), strict=True)
@@ -144,14 +146,13 @@ class VectorisedTrainer:
 
     def _refuse_sums(self, cohort: _Cohort, w: Tensor) -> None:
         """Raises ValueError if the loss of a batch is not the mean over its examples."""
-        x, y, mask = cohort.batch(0)
-        real = slice(None) if mask is None else mask[0]
+        some = min(cohort.num_examples[0], self.local_sgd.batch_size)
+        x, y = cohort.x[:some], cohort.y[:some]
         self.model.bind(w)
         self.model.module.eval()
         with torch.no_grad():
-            outputs = self.model.module(x[0][real])
-            whole = self.loss(outputs, y[0][real])
-            mean = self._by_example(outputs, y[0][real]).mean()
+            outputs = self.model.module(x)
+            whole, mean = self.loss(outputs, y), self._by_example(outputs, y).mean()
         if not torch.allclose(whole, mean, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ValueError(
                 f"The loss of a batch is {float(whole):.6g}, but the mean over its examples is "
