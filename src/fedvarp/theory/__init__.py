@@ -4,7 +4,18 @@
 rates are within the theorem; `corollary` gives the rates that the paper prescribes.
 """
 
+from fedvarp.theory.conditions import Condition, conditions
+from fedvarp.theory.corollaries import Corollary, corollary
 from fedvarp.theory.error_terms import ErrorTerms, error_terms
 from fedvarp.theory.participation import chance_of_absence, sampling_variance
 
-__all__ = ["ErrorTerms", "chance_of_absence", "error_terms", "sampling_variance"]
+__all__ = [
+    "Condition",
+    "Corollary",
+    "ErrorTerms",
+    "chance_of_absence",
+    "conditions",
+    "corollary",
+    "error_terms",
+    "sampling_variance",
+]

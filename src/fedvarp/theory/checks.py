@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Final, Literal
-
-Algorithm = Literal["fedavg", "fedvarp", "cluster_fedvarp"]
+from types import MappingProxyType
+from typing import Final
 
 THEOREM_OF: Final = {"fedavg": 1, "fedvarp": 2, "cluster_fedvarp": 3}
 _WITHOUT_THEOREM: Final = {"mifa": "MIFA", "scaffold": "SCAFFOLD"}
@@ -39,7 +38,9 @@ def refuse_counts(num_clients: int, clients_per_round: int) -> None:
         )
 
 
-def refuse_numbers(*, above_zero: dict[str, float], not_negative: dict[str, float]) -> None:
+def refuse_numbers(
+    *, above_zero: Mapping[str, float], not_negative: Mapping[str, float] = MappingProxyType({})
+) -> None:
     """Raises ValueError for a number out of range, infinite or NaN."""
     for name, value in above_zero.items():
         if not (math.isfinite(value) and value > 0):

@@ -16,7 +16,7 @@ from fedvarp.theory.checks import (
     refuse_numbers,
     refuse_steps,
 )
-from fedvarp.theory.participation import Staleness, cluster_sizes_of, sampling_variance
+from fedvarp.theory.participation import Staleness, sampling_variance
 
 
 @dataclass(frozen=True)
@@ -145,28 +145,28 @@ def error_terms(
         not_negative={"sigma2": sigma2, "sigma_g2": sigma_g2, "initial_gap": initial_gap}
         | {name: value for name, value in optional.items() if value is not None},
     )
-    staleness = _staleness(
-        algorithm, num_clients, clients_per_round, num_clusters, cluster_sizes, sigma_K2
-    )
     N, M, T, L, tau = num_clients, clients_per_round, rounds, smoothness, num_steps
     step = server_lr * client_lr * tau  # η̃_s
     local = client_lr**2 * L**2 * (tau - 1)
     sampling = sampling_variance(N, M)  # (N − M) / (M (N − 1))
     if initial_gradient_norm2 is None:
         initial_gradient_norm2 = 2 * L * initial_gap
-    heterogeneity = sigma_K2 if algorithm == "cluster_fedvarp" else sigma_g2
-    assert heterogeneity is not None
-    constant = _CONSTANTS[algorithm]
 
-    start_up = 0.0
-    if staleness is not None:
-        # E‖v⁰ − h̄⁰‖² with y = 0, when v⁰ is FedAvg's
-        drift = 2 * local * sigma2 + 8 * local * tau * (sigma_g2 + initial_gradient_norm2)  # Lem. 6
-        first_variance = sigma2 / (M * tau) + 2 * sampling * (sigma_g2 + drift)
-        # What the states lack: 1/N Σ ‖∇f_i(w⁰) − 0‖², for 1 / (1 − p) rounds
-        unseen = (sigma_g2 + initial_gradient_norm2) * staleness.absent / staleness.present
-        unseen *= 1 / M if algorithm == "fedvarp" else sampling
-        start_up = (8 * step * L * first_variance + 32 * step * L * unseen) / T
+    drift = 2 * local * sigma2 + 8 * local * tau * (sigma_g2 + initial_gradient_norm2)  # Lemma 6
+    first_round = _FirstRound(
+        variance=sigma2 / (M * tau) + 2 * sampling * (sigma_g2 + drift),
+        gradients=sigma_g2 + initial_gradient_norm2,
+    )
+    heterogeneity, start_up, exact = sigma_g2, 0.0, True
+    if algorithm == "fedvarp":
+        stale = Staleness.of_clients(N, M)
+        start_up = first_round.echo(step * L, stale.absent / stale.present / M)
+    elif algorithm == "cluster_fedvarp":
+        heterogeneity = _given(sigma_K2)
+        stale = Staleness.of_clusters(N, M, num_clusters, cluster_sizes)
+        start_up = first_round.echo(step * L, stale.absent / stale.present * sampling)
+        exact = stale.exact
+    constant = _CONSTANTS[algorithm]
     return ErrorTerms(
         algorithm=algorithm,
         initial=constant.initial * initial_gap / (step * T),
@@ -174,27 +174,32 @@ def error_terms(
         + constant.noise_in_drift * local * sigma2,
         partial_participation=constant.participation * step * L * sampling * heterogeneity,
         client_drift=constant.drift * local * tau * sigma_g2,
-        start_up=start_up,
-        exact=staleness is None or staleness.exact,
+        start_up=start_up / T,
+        exact=exact,
     )
 
 
-def _staleness(
-    algorithm: str,
-    num_clients: int,
-    clients_per_round: int,
-    num_clusters: int | None,
-    cluster_sizes: Sequence[int] | None,
-    sigma_K2: float | None,
-) -> Staleness | None:
-    if algorithm == "fedavg":
-        return None
-    if algorithm == "fedvarp":
-        return Staleness.of_clusters([1] * num_clients, clients_per_round)
+@dataclass(frozen=True)
+class _FirstRound:
+    """What the proofs of Theorems 2 and 3 owe to the states being zero at first.
+
+    Attributes:
+        variance: E‖v⁰ − h̄⁰‖²; v⁰ is FedAvg's. The paper leaves it as it stands.
+        gradients: 1/N Σ ‖∇f_i(w⁰)‖² = ‖∇f(w⁰)‖² + σ_g², which the states lack.
+    """
+
+    variance: float
+    gradients: float
+
+    def echo(self, step_times_smoothness: float, staleness: float) -> float:
+        """T times the start-up part, for states that take that long to be filled."""
+        return step_times_smoothness * (8 * self.variance + 32 * staleness * self.gradients)
+
+
+def _given(sigma_K2: float | None) -> float:
     if sigma_K2 is None:
         raise ValueError(
             "cluster_fedvarp needs sigma_K2, the heterogeneity within clusters; with one cluster "
             "it is sigma_g2, with a cluster for each client 0."
         )
-    sizes = cluster_sizes_of(num_clients, num_clusters, cluster_sizes)
-    return Staleness.of_clusters(sizes, clients_per_round)
+    return sigma_K2

@@ -37,11 +37,12 @@ def chance_of_absence(num_clients: int, clients_per_round: int, cluster_size: in
 
 @dataclass(frozen=True)
 class Staleness:
-    """How often the state of a client's cluster is left as it was.
+    """How often the state that stands in for a client is left as it was.
 
     Attributes:
-        absent: p. Clusters of unequal sizes are beyond Theorem 3; p is then the chance for a client
-            drawn at random, Σ_k |C_k|/N · C(N − |C_k|, M)/C(N, M), and the bound is approximate.
+        absent: p of Theorem 3; 1 − M/N in Theorem 2. Clusters of unequal sizes are beyond the
+            theorem; p is then the chance for a client drawn at random,
+            Σ_k |C_k|/N · C(N − |C_k|, M)/C(N, M), and the bound is approximate.
         present: 1 − p, kept apart because it is small when N is large.
         exact: Whether all clusters are of one size, as the theorem asks.
     """
@@ -51,34 +52,57 @@ class Staleness:
     exact: bool
 
     @classmethod
-    def of_clusters(cls, sizes: Sequence[int], clients_per_round: int) -> Staleness:
-        """The staleness of clusters of these sizes, which together are all clients."""
-        num_clients = sum(sizes)
+    def of_clients(cls, num_clients: int, clients_per_round: int) -> Staleness:
+        """Each client has a state of its own."""
         refuse_counts(num_clients, clients_per_round)
-        logs = [
+        return cls(
+            absent=(num_clients - clients_per_round) / num_clients,
+            present=clients_per_round / num_clients,
+            exact=True,
+        )
+
+    @classmethod
+    def of_clusters(
+        cls,
+        num_clients: int,
+        clients_per_round: int,
+        num_clusters: int | None = None,
+        cluster_sizes: Sequence[int] | None = None,
+    ) -> Staleness:
+        """The clients of a cluster share a state.
+
+        Args:
+            num_clients: N.
+            clients_per_round: M.
+            num_clusters: K, for clusters as equal as N allows; or
+            cluster_sizes: the number of clients of each.
+        """
+        refuse_counts(num_clients, clients_per_round)
+        refuse_clusters(num_clients, num_clusters, cluster_sizes)
+        counts = _counts_of_sizes(num_clients, num_clusters, cluster_sizes)
+        weighed = [
             (
                 size * count / num_clients,
                 _log_chance_of_absence(num_clients, clients_per_round, size),
             )
-            for size, count in sorted(Counter(sizes).items())
+            for size, count in counts.items()
         ]
         return cls(
-            absent=math.fsum(share * math.exp(log) for share, log in logs),
-            present=math.fsum(-share * math.expm1(log) for share, log in logs),
-            exact=len(logs) == 1,
+            absent=math.fsum(share * math.exp(log) for share, log in weighed),
+            present=math.fsum(-share * math.expm1(log) for share, log in weighed),
+            exact=len(counts) == 1,
         )
 
 
-def cluster_sizes_of(
+def _counts_of_sizes(
     num_clients: int, num_clusters: int | None, cluster_sizes: Sequence[int] | None
-) -> tuple[int, ...]:
-    """The sizes as given; or those of `num_clusters` clusters as equal as N allows."""
-    refuse_clusters(num_clients, num_clusters, cluster_sizes)
-    if cluster_sizes is not None:
-        return tuple(cluster_sizes)
-    assert num_clusters is not None
+) -> dict[int, int]:
+    """How many clusters there are of each size."""
+    if num_clusters is None:
+        return dict(Counter(cluster_sizes))
     smaller, larger_ones = divmod(num_clients, num_clusters)
-    return (smaller + 1,) * larger_ones + (smaller,) * (num_clusters - larger_ones)
+    counts = {smaller + 1: larger_ones, smaller: num_clusters - larger_ones}
+    return {size: count for size, count in counts.items() if count}
 
 
 def _log_chance_of_absence(num_clients: int, clients_per_round: int, cluster_size: int) -> float:
