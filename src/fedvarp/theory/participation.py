@@ -116,4 +116,9 @@ def _log_chance_of_absence(num_clients: int, clients_per_round: int, cluster_siz
     if cluster_size + clients_per_round > num_clients:
         return -math.inf  # too few clients outside the cluster to fill a round
     fewer, more = sorted((cluster_size, clients_per_round))
-    return math.fsum(math.log1p(-more / (num_clients - m)) for m in range(fewer))
+    factors = ((num_clients - m - more, num_clients - m) for m in range(fewer))
+    return math.fsum(
+        # each form keeps its digits where the other loses them
+        math.log(above / below) if 2 * above < below else math.log1p(-more / below)
+        for above, below in factors
+    )
