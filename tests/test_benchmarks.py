@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +17,9 @@ from benchmarks.bare import train
 from benchmarks.contest import Result, Turns, contest_table, ratios, with_spread
 from benchmarks.contestant import Contestant, ContestantError, Entry
 from benchmarks.networks import make_model
-from benchmarks.processes import tree
+from benchmarks.peers import environments
+from benchmarks.peers.__main__ import PEERS, installed
+from benchmarks.processes import PeakMemory, pss_mb, tree
 from benchmarks.workload import Workload, load
 from torch.nn.functional import cross_entropy
 
@@ -99,6 +105,53 @@ def test_a_contestant_that_dies_leaves_its_last_words_and_no_process() -> None:
         pid = contestant.pid
     assert not Path(f"/proc/{pid}").exists()
     assert tree(pid) == {pid}
+
+
+def test_a_contestant_runs_as_many_rounds_as_it_is_granted() -> None:
+    script = (
+        "import time\n"
+        "from benchmarks.pace import Pace\n"
+        "pace = Pace(); pace()\n"
+        "for number in range(pace.rounds): time.sleep(0.01 * number); pace()\n"
+    )
+    with Contestant(Entry(["-c", script])) as contestant:
+        contestant.announce(5)
+        assert len(contestant.run(1)) == 1
+        seconds = contestant.run(4)
+    assert len(seconds) == 4
+    assert all(taken >= 0.01 * number for number, taken in enumerate(seconds, start=1))
+
+
+def test_memory_is_that_of_all_descendants() -> None:
+    held = "import time; held = bytearray(50_000_000); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert child.pid in tree(os.getpid())
+            assert pss_mb(os.getpid()) > pss_mb(child.pid) > 50
+            with PeakMemory(child.pid, every=0.001) as memory:
+                time.sleep(0.1)
+            assert memory.mb > 50
+        finally:
+            child.kill()
+
+
+def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "PLACE", tmp_path)
+    script = "raise SystemExit('ERROR: No matching distribution')"
+    monkeypatch.setattr(sys, "executable", str(executable(tmp_path / "python", script)))
+    there, lines = installed([dataclasses.replace(PEERS[1], name="some-peer")])
+    assert there == []
+    assert lines == ["- some-peer: not installed. ERROR: No matching distribution"]
+
+
+def executable(path: Path, script: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
