@@ -1,4 +1,4 @@
-"""`make bench`: every table of docs/benchmarks.md."""
+"""`make bench`: every table of docs/benchmarks.md but that of the peers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import sys
 
 import torch
 
-from benchmarks import codecs, commits, many_clients, server_update
+from benchmarks import codecs, commands, commits, many_clients, overhead, rounds, server_update
+from benchmarks.timing import show
 
 BENCHMARKS = {
+    "rounds": rounds.measure,
+    "overhead": overhead.measure,
+    "sweeps": commands.sweeps,
+    "start-up": commands.start_up,
     "server-update": server_update.measure,
     "many-clients": many_clients.measure,
     "commits": commits.measure,
@@ -19,16 +24,16 @@ BENCHMARKS = {
 
 
 def main(names: list[str]) -> None:
-    """Runs the benchmarks of these names, or all of them, and prints Markdown."""
+    """Runs the benchmarks of these names, or all of them, and prints their tables."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         sys.exit(f"No benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}.")
-    print(
+    show(
         f"Measured {datetime.date.today()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads, {platform.machine()}.\n"
     )
     for name in names or BENCHMARKS:
-        print(BENCHMARKS[name](), flush=True)
+        show(BENCHMARKS[name]())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from rich.console import Console
+from rich.markdown import Markdown
 
 
 def interleaved(
@@ -47,3 +49,12 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table under a heading."""
     lines = [f"### {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def show(markdown: str) -> None:
+    """Prints tables to look at in a terminal; as Markdown, for docs/benchmarks.md, elsewhere."""
+    console = Console()
+    if console.is_terminal:
+        console.print(Markdown(markdown))
+    else:
+        print(markdown, flush=True)

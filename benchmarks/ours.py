@@ -1,0 +1,48 @@
+"""fedvarp's own rounds, at the pace a benchmark sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.networks import make_model
+from benchmarks.pace import Pace
+from benchmarks.workload import load
+from benchmarks.workloads import federated
+from fedvarp import LocalSGD, simulate
+
+
+def main(folder: Path, how: dict[str, Any]) -> None:
+    """FedAvg without evaluation, as everybody else runs it.
+
+    Args:
+        folder: Of the workload.
+        how: More arguments of `fedvarp.simulate`, such as {"trainer": "vectorised"}.
+    """
+    torch.set_num_threads(1)
+    workload = load(folder)
+    settings = workload.settings
+    pace = Pace()
+    simulate(
+        federated(workload),
+        make_model(settings),
+        cross_entropy,
+        local_sgd=LocalSGD(settings.lr, settings.batch_size, epochs=settings.epochs),
+        rounds=pace.rounds,
+        clients_per_round=settings.clients_per_round,
+        algorithm="fedavg",
+        evaluate_every=pace.rounds + 1,
+        num_train_clients=0,
+        callbacks=[lambda record, server: pace()],
+        progress=False,
+        **how,
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

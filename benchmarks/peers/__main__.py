@@ -1,0 +1,91 @@
+"""`make bench-peers`: Flower and pfl-research side by side with fedvarp on W1 and W2."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks import rounds
+from benchmarks.contest import Turns
+from benchmarks.contestant import ROOT, Entry
+from benchmarks.peers.environments import InstallationError, Peer
+from benchmarks.timing import show
+from benchmarks.workloads import w1, w2
+
+PEERS: Final = (
+    Peer(
+        name="flower",
+        requirement="flwr[simulation]==1.41.0",
+        packages=("flwr", "ray"),
+        entries={"Flower, Ray, a CPU a client": ("-m", "benchmarks.peers.with_flower")},
+        environment={
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray's switch for laptops; on Linux too it keeps the cluster off all networks but
+            # loopback.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        },
+    ),
+    Peer(
+        name="pfl-research",
+        requirement="pfl[pytorch]>=0.6,<0.7",
+        packages=("pfl",),
+        entries={
+            "pfl-research, one process": ("-m", "benchmarks.peers.with_pfl", "1"),
+            "pfl-research, two processes": ("-m", "benchmarks.peers.with_pfl", "2"),
+        },
+        environment={},
+    ),
+)
+
+
+def installed(peers: Sequence[Peer]) -> tuple[list[Peer], list[str]]:
+    """The peers that can be installed, and a line about each."""
+    there, lines = [], []
+    for peer in peers:
+        try:
+            peer.install()
+            lines.append(f"- {peer.name}: {peer.versions()}")
+            there.append(peer)
+        except InstallationError as error:
+            lines.append(f"- {peer.name}: not installed. {error}")
+    return there, lines
+
+
+def entries(peers: Sequence[Peer], folder: Path) -> Mapping[str, Entry]:
+    """The contestants of these peers; they see the benchmarks, and no fedvarp but its models."""
+    return {
+        name: Entry(
+            [*arguments, str(folder)],
+            python=str(peer.python),
+            environment={**peer.environment, "PYTHONPATH": str(ROOT)},
+        )
+        for peer in peers
+        for name, arguments in peer.entries.items()
+    }
+
+
+def main() -> None:
+    """Installs what is missing, then prints the table of each workload."""
+    peers, lines = installed(PEERS)
+    about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
+    show("\n".join([about, *lines, ""]))
+    for workload, fastest, turns in (
+        (w1(), rounds.TWO_WORKERS, Turns(starts=3, warm_up=2, turns=7)),
+        (w2(), rounds.VECTORISED, Turns(starts=3, warm_up=5, turns=7, at_once=10)),
+    ):
+        names = [rounds.PLAIN, rounds.TWO_BARE, rounds.SEQUENTIAL, fastest]
+        show(
+            rounds.contest(
+                workload, names, rounds.PLAIN, {}, turns, lambda folder: entries(peers, folder)
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

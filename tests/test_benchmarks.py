@@ -1,0 +1,188 @@
+"""The benchmarks run, on sizes too small to measure anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import commands, overhead, rounds, workloads
+from benchmarks.bare import train
+from benchmarks.contest import Result, Turns, contest_table, ratios, with_spread
+from benchmarks.contestant import Contestant, ContestantError, Entry
+from benchmarks.networks import make_model
+from benchmarks.peers import environments
+from benchmarks.peers.__main__ import PEERS, installed
+from benchmarks.processes import PeakMemory, pss_mb, tree
+from benchmarks.workload import Workload, load
+from torch.nn.functional import cross_entropy
+
+
+@pytest.fixture(autouse=True)
+def _no_data_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDVARP_DATA", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "dim"),
+    [
+        (workloads.w1, (250, 200, 3, 32, 32), 62_006),
+        (workloads.w2, (1000, 50, 60), 610),
+        (workloads.w3, (50, 640, 20), 63_952),
+    ],
+)
+def test_workloads_have_their_sizes_and_survive_their_files(
+    made: Callable[[], Workload], shape: tuple[int, ...], dim: int, tmp_path: Path
+) -> None:
+    workload = made()
+    assert workload.x.shape == shape
+    assert workload.y.shape == shape[:2]
+    again = load(workload.save(tmp_path))
+    assert again.settings == workload.settings
+    assert torch.equal(again.x, workload.x)
+    assert torch.equal(again.y, workload.y)
+    model = make_model(again.settings)
+    assert sum(p.numel() for p in model.parameters()) == dim
+    x, y = again.client(3)
+    assert model(x[:2]).isfinite().all()
+    ours_x, ours_y = workloads.federated(workload).client(3)
+    assert torch.equal(x, ours_x)
+    assert torch.equal(y, ours_y)
+
+
+def test_pixels_are_normalised_by_channel() -> None:
+    workload = workloads.w1(num_clients=10, per_client=20)
+    pixel, mean, std = float(workload.x[4, 0, 2, 5, 6]), 0.4465, 0.2616  # blue
+    assert float(workload.client(4)[0][0, 2, 5, 6]) == pytest.approx((pixel / 255 - mean) / std)
+
+
+def test_the_bare_training_is_sgd() -> None:
+    # One full batch: w - lr * gradient, whatever the order of the examples.
+    workload = workloads.w2(num_clients=3)
+    settings = dataclasses.replace(workload.settings, batch_size=50)
+    workload = dataclasses.replace(workload, settings=settings)
+    model, again = make_model(settings), make_model(settings)
+    train(model, workload, client=1)
+    x, y = workload.client(1)
+    gradients = torch.autograd.grad(cross_entropy(again(x), y), list(again.parameters()))
+    for new, old, gradient in zip(model.parameters(), again.parameters(), gradients, strict=True):
+        torch.testing.assert_close(new, old - settings.lr * gradient)
+
+
+@pytest.mark.slow
+def test_rounds_of_every_trainer_are_timed_and_missing_ones_named() -> None:
+    broken = Entry(["-c", "raise SystemExit('no such trainer')"])
+    text = rounds.contest(
+        workloads.w2(num_clients=30),
+        [rounds.PLAIN, rounds.TWO_BARE, rounds.SEQUENTIAL],
+        rounds.PLAIN,
+        {rounds.SEQUENTIAL: "a target"},
+        Turns(starts=1, warm_up=1, turns=2, at_once=2),
+        lambda folder: {"one that is not there": broken},
+    )
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
+    assert "| 1.00 (1.00 to 1.00) |" in lines[rounds.PLAIN]
+    assert "| a target |" in lines[rounds.SEQUENTIAL]
+    assert "missing" not in lines[rounds.TWO_BARE]
+    assert "missing: no such trainer" in lines["one that is not there"]
+
+
+def test_a_contestant_that_dies_leaves_its_last_words_and_no_process() -> None:
+    script = (
+        "from benchmarks.pace import Pace\n"
+        "pace = Pace(); pace(); print('out of luck', flush=True); raise SystemExit(1)\n"
+    )
+    with Contestant(Entry(["-c", script])) as contestant:
+        contestant.announce(5)
+        with pytest.raises(ContestantError, match="out of luck"):
+            contestant.run(1)
+        pid = contestant.pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert tree(pid) == {pid}
+
+
+def test_a_contestant_runs_as_many_rounds_as_it_is_granted() -> None:
+    script = (
+        "import time\n"
+        "from benchmarks.pace import Pace\n"
+        "pace = Pace(); pace()\n"
+        "for number in range(pace.rounds): time.sleep(0.01 * number); pace()\n"
+    )
+    with Contestant(Entry(["-c", script])) as contestant:
+        contestant.announce(5)
+        assert len(contestant.run(1)) == 1
+        seconds = contestant.run(4)
+    assert len(seconds) == 4
+    assert all(taken >= 0.01 * number for number, taken in enumerate(seconds, start=1))
+
+
+def test_memory_is_that_of_all_descendants() -> None:
+    held = "import time; held = bytearray(50_000_000); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert child.pid in tree(os.getpid())
+            assert pss_mb(os.getpid()) > pss_mb(child.pid) > 50
+            with PeakMemory(child.pid, every=0.001) as memory:
+                time.sleep(0.1)
+            assert memory.mb > 50
+        finally:
+            child.kill()
+
+
+def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "PLACE", tmp_path)
+    script = "raise SystemExit('ERROR: No matching distribution')"
+    monkeypatch.setattr(sys, "executable", str(executable(tmp_path / "python", script)))
+    there, lines = installed([dataclasses.replace(PEERS[1], name="some-peer")])
+    assert there == []
+    assert lines == ["- some-peer: not installed. ERROR: No matching distribution"]
+
+
+def executable(path: Path, script: str) -> Path:
+    path.write_text(f"#!{sys.executable}\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    ours, base = Result(seconds=[1.0, 4.0, 3.0]), Result(seconds=[2.0, 4.0, 2.0])
+    assert ratios(ours, base) == [0.5, 1.0, 1.5]
+    assert with_spread([0.5, 1.0, 1.5], 2) == "1.00 (0.75 to 1.25)"
+    assert with_spread([0.25], 1, factor=10) == "2.5"
+
+
+def test_the_table_subtracts_a_usual_round_from_the_start_up() -> None:
+    result = Result(seconds=[1.0, 2.0, 3.0], first_round=[7.0], peak_mb=[500.0])
+    text = contest_table("Title", {"base": result}, "base", {})
+    assert "| base | 2.00 (1.50 to 2.50) | 1.00 (1.00 to 1.00) |  | 5.0 | 500 |" in text
+
+
+def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:
+    workload = workloads.w2(num_clients=30)
+    training, beside = overhead.seconds_beside_training(workload, 4, 2, tmp_path / "run")
+    assert len(training) == len(beside) == 3  # the last one, evaluated, is left out
+    assert all(seconds > 0 for seconds in [*training, *beside])
+    assert "W2" in overhead.table_of([overhead.row(workload, "tiny", "", 3, 1, committed=False)])
+
+
+@pytest.mark.slow
+def test_whole_commands_are_timed() -> None:
+    assert "fedvarp run digits" in commands.start_up(repeats=1)
+    text = commands.sweeps("digits", rounds=2, seeds=2, repeats=1)
+    assert "packed" in text
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no-such-preset"):
+        commands.first_round(["no-such-preset"])
