@@ -28,6 +28,11 @@ class FedVARP(Aggregator):
         self.y.exchange(updates, v)  # line 8; and lines 10-14
         return v
 
+    def remember(self, updates: RoundUpdates) -> bool:
+        """y_i ← Δ_i: an update of an older model still says more than the one before it."""
+        self.y.put(updates.clients, updates.deltas)
+        return True
+
     @property
     def states(self) -> ClientStates:
         """y_1 … y_N."""
