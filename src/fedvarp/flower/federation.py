@@ -89,13 +89,14 @@ class Federation:
     def send(self, round: int, cohort: Sequence[Candidate]) -> Broadcast:
         """What these clients are sent; remembered, since a reply does not say it.
 
-        A node whose client is not known has no row yet. It is sent what belongs to a row never
-        written: no correction but the mean.
+        A node whose client is not known has no row yet; SCAFFOLD sends it the correction of a row
+        never written.
         """
-        unwritten = len(self.clients)
-        if any(client.row is None for client in cohort):
+        rows = [client.row for client in cohort if client.row is not None]
+        if self.reader.steps_needed and len(rows) < len(cohort):
+            unwritten = len(self.clients)
             self.grow(unwritten + 1)
-        rows = [unwritten if client.row is None else client.row for client in cohort]
+            rows = [unwritten if client.row is None else client.row for client in cohort]
         broadcast = self.server.broadcast(torch.tensor(rows, dtype=torch.int64))
         self._models[round] = broadcast.w
         for client in cohort:
@@ -114,7 +115,10 @@ class Federation:
         if len(current) < max(1, min_replies):
             self.server.skip()
             outcome.refused += [
-                (client.name, f"only {len(current)} of at least {min_replies} replies can be used")
+                (
+                    repr(client.name),
+                    f"only {len(current)} of at least {min_replies} replies can be used",
+                )
                 for _, client in current
             ]
         else:
@@ -250,13 +254,17 @@ class Federation:
         for update, client in sorted(late, key=lambda pair: pair[0].round):
             if client.last_round < update.round:
                 newest[client.row] = (update, client)
-        if not (newest and self.units.are_settled):
-            return
-        accepted = self.server.refresh(self._stack([newest[row] for row in sorted(newest)]))
-        for row in accepted.accepted:
-            update, client = newest[row]
-            self.clients.note(client, last_round=update.round)
-            outcome.refreshed.append((client.name, round - update.round))
+        refreshed: tuple[int, ...] = ()
+        if newest and self.units.are_settled:
+            stacked = self._stack([newest[row] for row in sorted(newest)])
+            refreshed = self.server.refresh(stacked).accepted
+        for update, client in late:
+            staleness = round - update.round
+            if client.row in refreshed and newest[client.row][0] is update:
+                self.clients.note(client, last_round=update.round)
+                outcome.refreshed.append((client.name, staleness))
+            else:
+                outcome.refused.append((repr(client.name), f"it comes {staleness} round(s) late"))
 
     def _forget(self, round: int) -> None:
         """Lets go of rounds that no reply can belong to any more."""
