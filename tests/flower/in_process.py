@@ -58,7 +58,6 @@ class InProcessGrid(Grid):
     tamper: Callable[[Message], Iterable[Message]] | None = None
     pushed: list[Message] = field(default_factory=list)
     _waiting: dict[str, Message] = field(default_factory=dict)
-    _held: dict[str, list[Message]] = field(default_factory=dict)
 
     def connect(self, node_id: int, config: NodeConfig, public_key: bytes = b"") -> None:
         context = Context(
@@ -118,16 +117,11 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found: list[Message] = []
         for id_ in sorted(message_ids):
-            found += self._held.pop(id_, [])
             if id_ in self._waiting:
                 reply = self._reply(self._waiting.pop(id_))
                 if reply is not None:
                     found += [reply] if self.tamper is None else self.tamper(reply)
         return found
-
-    def hold(self, reply: Message) -> None:
-        """Lets a reply arrive with a later look for it."""
-        self._held.setdefault(reply.metadata.reply_to_message_id, []).append(reply)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedvarp import CheckpointError, Momentum
 from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.in_process import InProcessGrid, be_the_server_app
-from flower.test_identity_and_sampling import a_grid, an_app, row_of, run, w0
+from flower.small_federation import a_grid, an_app, row_of, run, table, w0
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ def test_clients_that_joined_are_there_after_a_restart(tmp_path: Path) -> None:
     strategy = FedVARP(checkpoint=tmp_path, fraction_evaluate=0)
     run(strategy, grid, rounds=3)
     assert row_of(strategy, "7") == [-8, -8]
-    assert strategy.server.aggregator.states.num_clients == 4
+    assert table(strategy).num_clients == 4
     assert len(grid.sent_to("query.identity")) == asked, "those who are known are not asked"
 
 
@@ -97,17 +98,15 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
 
 
 def delayed(grid: InProcessGrid, client: int, round: int) -> None:
-    """The reply of this client to this round comes with the next look for it after the round."""
+    """The reply of this client to this round comes together with one to the next round."""
 
     def tamper(reply: Message) -> list[Message]:
         name = grid.nodes[reply.metadata.src_node_id].config["partition-id"]
-        kind = reply.metadata.message_type
-        if kind == "train" and name == client and reply.metadata.group_id == str(round):
+        if name == client and reply.metadata.group_id == str(round):
             held.append(reply)
             return []
-        if held and reply.metadata.group_id != str(round):
-            grid.hold(held.pop())
-        return [reply]
+        late = [held.pop()] if held and reply.metadata.group_id == str(round + 1) else []
+        return [*late, reply]
 
     held: list[Message] = []
     grid.tamper = tamper
@@ -119,30 +118,19 @@ def test_a_late_reply_refreshes_its_row(kind: Any, caplog: pytest.LogCaptureFixt
     grid = a_grid(an_app(), 2, seed=0)
     delayed(grid, client=0, round=1)
     strategy = kind(fraction_evaluate=0)
-    strategy.start(grid, w0(), num_rounds=1, timeout=0.2)
-    assert row_of(strategy, "0") == [0, 0]
-    strategy = kind(fraction_evaluate=0)
-    grid = a_grid(an_app(), 2, seed=0)
-    delayed(grid, client=0, round=1)
     strategy.begin(w0())
-    model = strategy._begun.record
-    for t in (1, 2):
-        if t == 2:
-            here = strategy._begun.clients.named("0").node
-            node = grid.nodes.pop(here)
-        messages = strategy.configure_train(t, model, ConfigRecord(), grid)
-        if t == 2:
-            grid.nodes[here] = node
-        replies = strategy._exchange.send_and_receive(grid, messages, 0.2, t)
-        if t == 2 and len(replies) == 1:
-            replies += strategy._exchange.send_and_receive(grid, [], 0.2, t)
-        model, _ = strategy.aggregate_train(t, replies)
+    first = strategy.configure_train(1, w0(), ConfigRecord(), grid)
+    strategy.aggregate_train(1, strategy._exchange.send_and_receive(grid, first, 0.2, 1))
+    assert row_of(strategy, "0") == [0, 0], "it was not there in time"
+    grid.disconnect(strategy._begun.clients.named("0").node)
+    second = strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid)
+    replies = strategy._exchange.send_and_receive(grid, second, 0.2, 2)
+    strategy.aggregate_train(2, replies)
     late = [record.getMessage() for record in caplog.records if "late reply" in record.message]
     assert len(late) == 1
     assert "'0', 1 round(s) stale" in late[0]
     assert row_of(strategy, "0") == [-1, -1], "relative to the model of round 1"
-    states = strategy.server.aggregator.states
-    assert states.mean().tolist() == [-1.5, -1.5]
+    assert table(strategy).mean().tolist() == [-1.5, -1.5]
 
 
 @pytest.mark.parametrize(("kind", "late_replies"), [(FedVARP, 0), (FedAvg, 10), (Scaffold, 10)])
@@ -167,11 +155,11 @@ def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture
     strategy.aggregate_train(1, replies[:1])
     second = list(strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid))
     strategy.aggregate_train(2, grid.send_and_receive(second))
-    before = strategy.server.aggregator.states.get(torch.arange(2))
+    before = table(strategy).get(torch.arange(2))
     third = list(strategy.configure_train(3, strategy._begun.record, ConfigRecord(), grid))
     assert len(third) == 2
     strategy.aggregate_train(3, [replies[1]])
-    assert strategy.server.aggregator.states.get(torch.arange(2)).equal(before)
+    assert table(strategy).get(torch.arange(2)).equal(before)
     assert "it comes 2 round(s) late" in caplog.text
 
 
@@ -195,9 +183,6 @@ def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_buffers_are_averaged_counters_take_the_maximum_and_no_row_sees_them() -> None:
-    from flwr.app import Context, RecordDict
-    from flwr.clientapp import ClientApp
-
     app = ClientApp()
 
     @app.train()
