@@ -44,6 +44,7 @@ class Federation:
     reader: ReplyReader
     buffers: dict[str, Tensor]
     identity: str
+    seed: int
     clusters: Clusters | None
     checkpoint: Checkpoint | None
     weighted_by_examples: bool
@@ -157,6 +158,7 @@ class Federation:
             notes={
                 "layout": self.layout.digest,
                 "identity": self.identity,
+                "seed": self.seed,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },
