@@ -101,6 +101,19 @@ class Server:
             self.round += 1
         return RoundReport(self.round, accepted, dict(usable.refused))
 
+    @torch.no_grad()
+    def refresh(self, updates: RoundUpdates) -> RoundReport:
+        """Replies that came too late for their round: they refresh rows; w stays where it is.
+
+        None is accepted by an algorithm that keeps no updates (FedAvg), or keeps them relative to
+        the round they belong to (SCAFFOLD).
+        """
+        updates.check()
+        usable = self._usable(updates)
+        remembered = len(usable.clients) > 0 and self.aggregator.remember(usable)
+        accepted = tuple(usable.clients.tolist()) if remembered else ()
+        return RoundReport(self.round, accepted, dict(usable.refused))
+
     def skip(self) -> None:
         """Counts a round in which nobody answered, so that the next one draws another cohort."""
         self.round += 1

@@ -48,6 +48,10 @@ class Aggregator(ABC):
         """(M, d), added to every local gradient of these clients; None if there are none."""
         return None
 
+    def remember(self, updates: RoundUpdates) -> bool:
+        """Takes in replies that came too late for their round; False: they are of no use here."""
+        return False
+
     @property
     def states(self) -> ClientStates | None:
         """The table of client states, saved by checkpoints; None if the algorithm has none."""

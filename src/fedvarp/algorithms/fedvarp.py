@@ -36,6 +36,11 @@ class FedVARP(Aggregator):
         else:
             self.y.exchange(updates, w, rate)
 
+    def remember(self, updates: RoundUpdates) -> bool:
+        """y_i ← Δ_i: an update of an older model still says more than the one before it."""
+        self.y.put(updates.clients, updates.deltas)
+        return True
+
     @property
     def states(self) -> ClientStates:
         """y_1 … y_N."""

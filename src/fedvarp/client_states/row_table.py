@@ -229,9 +229,13 @@ class RowTable(ClientStates):
             )
         if count < 1:
             raise ValueError(f"add_clients({count}): let at least one client in.")
+        self._total_share += count
+        return self.add_rows(count)
+
+    def add_rows(self, count: int) -> range:
+        """Makes room for more rows, O(1), of a table whose owner then calls `share`."""
         first = self.num_clients
         self.num_clients += count
-        self._total_share += count
         return range(first, self.num_clients)
 
     def _bring_sum_up_to_date(self) -> None:

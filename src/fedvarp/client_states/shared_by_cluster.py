@@ -99,6 +99,19 @@ class SharedByCluster(ClientStates):
         self._share_rows()
         return range(first, self.num_clients)
 
+    def move(self, clients: Tensor, clusters: Tensor) -> None:
+        """Puts these clients into these clusters, new ones among them; rows stay as they are.
+
+        The next use of the table costs O(K·d), as with `add_clients`.
+        """
+        check_clients(clients, self.num_clients)
+        new_rows = int(clusters.max()) + 1 - self.states.num_clients
+        if new_rows > 0:
+            self.states.add_rows(new_rows)
+        _check_clusters(clusters, self.states.num_clients)
+        self.cluster_of[clients.cpu()] = clusters.cpu()
+        self._share_rows()
+
     def _share_rows(self) -> None:
         weights = self._client_weights
         if weights is None:
