@@ -8,13 +8,14 @@ import sys
 
 import torch
 
-from benchmarks import codecs, commits, many_clients, server_update
+from benchmarks import codecs, commits, flower_strategy, many_clients, server_update
 
 BENCHMARKS = {
     "server-update": server_update.measure,
     "many-clients": many_clients.measure,
     "commits": commits.measure,
     "codecs": codecs.measure,
+    "flower-strategy": flower_strategy.measure,
 }
 
 
