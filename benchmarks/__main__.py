@@ -8,7 +8,16 @@ import sys
 
 import torch
 
-from benchmarks import codecs, commands, commits, many_clients, overhead, rounds, server_update
+from benchmarks import (
+    codecs,
+    commands,
+    commits,
+    flower_strategy,
+    many_clients,
+    overhead,
+    rounds,
+    server_update,
+)
 from benchmarks.timing import show
 
 BENCHMARKS = {
@@ -20,6 +29,7 @@ BENCHMARKS = {
     "many-clients": many_clients.measure,
     "commits": commits.measure,
     "codecs": codecs.measure,
+    "flower-strategy": flower_strategy.measure,
 }
 
 

@@ -1,0 +1,1 @@
+"""Handwritten digits over clients with few labels each: FedVARP as a Flower app."""

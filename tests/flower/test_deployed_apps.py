@@ -1,0 +1,66 @@
+"""A client that has never heard of fedvarp, on a real deployment, and our own example beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvarp import Checkpoint
+from flower.federation import Federation, federation
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
+]
+
+STOCK_APP = Path(__file__).with_name("stock_app")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[Federation]:
+    with federation(tmp_path / "flower") as started:
+        started.start_superlink()
+        for client in range(3):
+            started.start_supernode(client)
+        yield started
+
+
+def test_a_stock_client_works_unchanged(flower: Federation, tmp_path: Path) -> None:
+    nodes = {flower.node_id(f"supernode-{client}") for client in range(3)}
+    run = flower.submit("run", STOCK_APP, {"checkpoint": str(tmp_path / "checkpoint")})
+    flower.wait_for_end(run)
+    with Checkpoint(tmp_path / "checkpoint") as checkpoint:
+        entries = checkpoint.entries()
+        assert checkpoint.round == 2
+        w = checkpoint.store.read_tensor("state", "w", torch.float32, (8 * 3 + 3,))
+    names = {entry["name"] for key, entry in entries.items() if key.startswith("client/")}
+    assert names == {f"node {node}" for node in nodes}  # it reports no name of its own
+    assert bool(w.isfinite().all())
+    losses = [entries[f"history/{t}"]["train"]["train_loss"] for t in (1, 2)]
+    assert losses[1] < losses[0]
+    assert 0 <= entries["history/2"]["evaluate"]["eval_acc"] <= 1
+    assert flower.log(run).count("taken to make equally many local steps") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["cluster-fedvarp", "scaffold"])
+def test_the_example_app_learns_on_a_real_deployment(
+    flower: Federation, tmp_path: Path, algorithm: str
+) -> None:
+    config = {
+        "algorithm": algorithm,
+        "num-server-rounds": 4,
+        "num-clients": 3,
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    flower.wait_for_end(flower.submit("run", EXAMPLE, config))
+    with Checkpoint(tmp_path / "checkpoint") as checkpoint:
+        entries = checkpoint.entries()
+    names = {entry["name"] for key, entry in entries.items() if key.startswith("client/")}
+    assert names == {"0", "1", "2"}
+    accuracy = [entries[f"history/{t}"]["evaluate"]["accuracy"] for t in (1, 4)]
+    assert accuracy[1] > max(0.5, accuracy[0])
