@@ -217,6 +217,7 @@ class Federation:
         client, sent_row = self.clients.named(name), self._asked[update.round, update.node]
         own_row = client.row if client and client.last_round else None
         if self.reader.steps_needed and sent_row != own_row and own_row is not None:
+            self.clients.meet(name, update.node)  # so that it is sent its own next time
             raise RefusedReplyError(f"it is {name!r}, but was sent another client's correction")
 
     def _expected_row(self, reply: Message) -> tuple[int, int]:
