@@ -149,6 +149,28 @@ def test_n_counts_those_who_are_away_too() -> None:
     assert table(strategy).num_clients == 4
 
 
+def test_scaffold_refuses_an_update_made_with_the_correction_of_another_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = InProcessGrid(an_app(answers=False, reports=True, steps=1))
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    first = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(first))
+    before = row_of(strategy, "1")
+    grid.disconnect(101)
+    grid.connect(999, {"partition-id": 1})
+    second = list(strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid))
+    strategy.aggregate_train(2, grid.send_and_receive(second))
+    assert caplog.text.count("was sent another client's correction") == 1
+    assert row_of(strategy, "1") == before
+    third = list(strategy.configure_train(3, strategy._begun.record, ConfigRecord(), grid))
+    strategy.aggregate_train(3, grid.send_and_receive(third))
+    assert caplog.text.count("was sent another client's correction") == 1, "it is known by now"
+
+
 def test_names_by_supernode_key_are_known_at_once() -> None:
     grid = InProcessGrid(an_app(answers=False))
     for node in range(4):
