@@ -122,8 +122,8 @@ def test_a_fixed_number_of_steps_is_kept_whatever_the_data(
 def test_batches_depend_on_seed_round_and_client_and_on_nothing_else() -> None:
     settings = LocalSGD(lr=0.1, batch_size=20, epochs=1)
 
-    def order(*key: int) -> list[int]:
-        (batch,) = settings.batches(20, *key)
+    def order(seed: int, round_: int, client: int) -> list[int]:
+        (batch,) = settings.batches(20, seed, round_, client)
         return batch.tolist()
 
     torch.manual_seed(1)

@@ -24,10 +24,10 @@ def updates_of(seed: int) -> RoundUpdates:
 def three_exchanges() -> list[torch.Tensor]:
     weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 7.0])
     states = InMemoryStates(5, D, client_weights=weights)
-    v = torch.zeros(D)
+    w = torch.ones(D)
     for seed in range(3):
-        states.exchange(updates_of(seed), v)
-    return [v, states.mean(), states.get(torch.arange(5))]
+        states.exchange(updates_of(seed), w, rate=0.1 / (1 + seed))
+    return [w, states.mean(), states.get(torch.arange(5))]
 
 
 def in_stretches(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:

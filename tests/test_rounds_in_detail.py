@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 from collections.abc import Mapping
@@ -18,7 +19,6 @@ from fedvarp.data import FederatedDataset, from_tensors
 from fedvarp.evaluation import Evaluator
 from fedvarp.flat_model import FlatModel
 from fedvarp.interruption import Interruption
-from fedvarp.local_sgd import LocalResult
 from fedvarp.models import Quadratic, quadratic_loss
 from fedvarp.run_directory import Journal, RunDirectory, RunError
 from fedvarp.server import Broadcast
@@ -192,8 +192,13 @@ def test_a_clients_mean_loss_is_over_its_steps_and_a_bad_loss_alone_is_divergenc
         FlatModel(Quadratic(2)), loss, torch.zeros(2), x, seed=0, round=0, client=0
     )
     assert done.mean_loss == 5.0
-    assert LocalResult(torch.zeros(2), 1, 0.1, math.nan, 1).diverged
-    assert LocalResult(torch.tensor([0.0, math.inf]), 1, 0.1, 0.0, 1).diverged
+    assert not done.diverged
+    assert dataclasses.replace(done, mean_loss=math.nan).diverged
+    assert dataclasses.replace(done, magnitude=math.inf).diverged
+    x[0][0, 0] = math.inf
+    quadratic = FlatModel(Quadratic(2))
+    bad = ONE_EPOCH.train(quadratic, quadratic_loss, torch.zeros(2), x, seed=0, round=0, client=0)
+    assert not math.isfinite(bad.magnitude)
 
 
 def test_steps_are_summed_over_clients_of_unequal_size() -> None:

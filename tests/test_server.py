@@ -174,7 +174,7 @@ def test_an_unknown_client_raises_before_anything_changes(
 def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() -> None:
     server = Server(torch.zeros(D), FedVARP(InMemoryStates(N, D)), SGD())
     updates = updates_of(torch.ones(2, D))
-    assert updates.magnitudes == [1.0, 1.0]
+    assert updates.magnitudes == (1.0, 1.0)
     updates.deltas[0, 0] = math.nan
     assert list(server.receive(updates).refused) == [0]
 

@@ -18,6 +18,9 @@ FORMAT: Final = 1
 """Goes up when an older version could no longer read what is written, or the other way round."""
 
 
+_ENTRIES: Final = "entries"
+
+
 class CheckpointError(StoreError):
     """The checkpoint cannot be used, or not for this server."""
 
@@ -88,6 +91,7 @@ class Checkpoint:
         *,
         tensors: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
+        entries: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Saves the server as it is now, in one transaction.
 
@@ -95,6 +99,8 @@ class Checkpoint:
             server: The server.
             tensors: Whatever else belongs to the round, for instance a model's buffers.
             notes: The same, for what JSON can hold.
+            entries: What is new in a collection that grows, by key: earlier entries stay, so that
+                the history of a long run is not written again in every round.
         """
         if self._about and server is not self._owner:
             raise CheckpointError(
@@ -118,6 +124,8 @@ class Checkpoint:
             batch["state", f"optimizer/{name}"] = tensor
         for name, tensor in extra.items():
             batch["state", f"tensors/{name}"] = tensor
+        for key, entry in (entries or {}).items():
+            batch[_ENTRIES, key] = as_json(entry)
         for table in tables:
             table.save(batch, self.store)
         batch["state", "about"] = as_json(about)
@@ -157,6 +165,11 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that were committed beside the server."""
         return self._read_all("tensors", self._about.get("tensors", {}))
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """All entries that were committed, by key."""
+        keys = self.store.keys(_ENTRIES) if self._about else []
+        return {key: from_json(self.store.read(_ENTRIES, key)) for key in keys}
 
     def close(self) -> None:
         """Gives the folder back."""

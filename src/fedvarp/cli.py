@@ -1,6 +1,7 @@
 """The command line. Commands parse and print; the work is done by modules that know no terminal.
 
-Those are imported inside the commands, so that each loads only what it needs.
+Those are imported inside the commands, so that each loads only what it needs, and torch, which
+takes seconds, only once the settings are known to be right.
 """
 
 from __future__ import annotations
@@ -99,7 +100,6 @@ def run(
     """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
     from fedvarp.cli_output import print_dry_run, report, safe_rounds, say, shows_progress
     from fedvarp.config_files import load_settings
-    from fedvarp.experiment import build
     from fedvarp.run_directory import RunDirectory, RunError
 
     settings = load_settings(config, overrides or [])
@@ -112,6 +112,8 @@ def run(
             f"{directory} holds a run already. `fedvarp resume {directory}` goes on with it; "
             f"--out chooses another directory."
         )
+    from fedvarp.experiment import build  # not before all the above is right: it loads torch
+
     experiment = build(settings, data_dir)
     say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
     with safe_rounds(directory), _live_view(tensorboard) as callbacks:

@@ -77,8 +77,11 @@ def exit_code(error: BaseException) -> int:
 
 def is_expected(error: BaseException) -> bool:
     """Whether its message was written for the user."""
-    from fedvarp.data import DataError
     from fedvarp.run_directory import RunError
+
+    if isinstance(error, (ValueError, RunError, OSError, ImportError)):
+        return True  # said without loading torch, as the next lines do
+    from fedvarp.data import DataError
     from fedvarp.store import StoreError
 
-    return isinstance(error, (ValueError, RunError, DataError, StoreError, OSError, ImportError))
+    return isinstance(error, (DataError, StoreError))

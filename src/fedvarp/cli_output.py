@@ -7,18 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 import typer
 
 from fedvarp.config import Settings
 from fedvarp.config_files import settings_of_run
-from fedvarp.estimate import estimate
-from fedvarp.experiment import build
 from fedvarp.run_directory import RunDirectory
-from fedvarp.simulation import SimulationResult
-from fedvarp.store import StoreError
+
+if TYPE_CHECKING:
+    from fedvarp.simulation import SimulationResult
 
 _EVALUATED = ("test_accuracy", "test_loss", "train_loss")
 
@@ -37,6 +36,8 @@ def shows_progress(quiet: bool) -> bool:
 @contextmanager
 def safe_rounds(directory: Path) -> Iterator[None]:
     """Reminds of what is kept, if the rounds within end in trouble."""
+    from fedvarp.store import StoreError
+
     try:
         yield
     except (OSError, StoreError) as error:
@@ -87,6 +88,9 @@ def print_dry_run(
     settings: Settings, directory: Path, data_dir: Path | None, as_json: bool
 ) -> None:
     """What a run would do and cost."""
+    from fedvarp.estimate import estimate
+    from fedvarp.experiment import build
+
     experiment = build(settings, data_dir)
     figures = estimate(experiment)
     if as_json:

@@ -96,6 +96,16 @@ class Settings(Section):
     """Stops at the first evaluation that reaches it."""
     commit_every: Count = 1
     """Rounds between checkpoints."""
+    trainer: Literal["auto", "sequential", "parallel", "vectorised", "ray"] = "auto"
+    """Who trains the clients: auto tries on the first rounds which is fastest here."""
+    workers: Count | None = None
+    """Processes that train clients; one for each core unless given."""
+    compile: bool = False
+    """Whether gradients are compiled: takes a while at first, and then may be faster."""
+    exact: bool = True
+    """Whether auto keeps to trainers that give the plain loop's figures bit for bit."""
+    auto: str | None = None
+    """Why auto chose the trainer it did; the run writes it here."""
     device: str = "cpu"
     threads: Count = 1
     """Of torch. Sums of floats depend on their number, so it is a setting like any other."""

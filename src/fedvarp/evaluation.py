@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +14,10 @@ from torch import Tensor
 from fedvarp.client_sampling import random_subset
 from fedvarp.data import Examples, FederatedDataset
 from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import Loss, layers_draw_from
+from fedvarp.local_sgd import Loss, laid_out, layers_draw_from
 from fedvarp.randomness import stream
+
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,52 +44,86 @@ class Evaluator:
     seed: int = 0
     batch_size: int = 1000
 
-    def evaluate(self, w: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, float]:
+    SCORES: ClassVar[int] = 4
+    """Numbers that one part is scored by: examples, loss, right answers, answers."""
+
+    def evaluate(self, w: Tensor, buffers: Mapping[str, Tensor]) -> Figures:
         """{"test_loss", "test_accuracy", "train_loss"}, those that the data set allows."""
+        return self.figures(self.scores(w, buffers, 0, self.num_parts))
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts an evaluation falls: batches of the test set, then clients."""
+        return self._num_test_parts + len(self._train_clients)
+
+    def scores(
+        self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
+    ) -> list[list[float]]:
+        """What parts `start` to `stop` - 1 contribute; a part's scores depend on no other part."""
         self.model.bind(w)
         if buffers:
             self.model.load_buffers(buffers)
         self.model.module.eval()
-        figures: dict[str, float] = {}
-        keyed = layers_draw_from(stream(self.seed, "evaluation"), w.device)
-        with torch.inference_mode(), keyed:
-            if self.dataset.test is not None:
-                loss, accuracy = self._score(self.dataset.test, w.device)
-                figures["test_loss"] = loss
-                if self.dataset.num_classes is not None:
-                    figures["test_accuracy"] = accuracy
-            clients = self._train_clients()
-            if len(clients):
-                figures["train_loss"] = self._mean_loss(clients, w.device)
+        found = []
+        for part in range(start, stop):
+            keyed = layers_draw_from(stream(self.seed, "evaluation", part), w.device)
+            with torch.inference_mode(), keyed:
+                found.append(self._score(self._examples(part), w.device))
+        return found
+
+    def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
+        """The figures that the scores of all parts add up to."""
+        figures: Figures = {}
+        test, clients = scores[: self._num_test_parts], scores[self._num_test_parts :]
+        if test:
+            examples, loss, right, answers = (
+                math.fsum(column) for column in zip(*test, strict=True)
+            )
+            figures["test_loss"] = loss / examples
+            if self.dataset.num_classes is not None:
+                figures["test_accuracy"] = right / answers
+        if clients:
+            weights = torch.ones(self.dataset.num_clients, dtype=torch.float64)
+            if self.client_weights is not None:
+                weights = self.client_weights.double()
+            chosen = weights[self._train_clients]
+            losses = [loss / examples for examples, loss, _, _ in clients]
+            mean = chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum()
+            figures["train_loss"] = float(mean)
         return figures
 
+    @property
+    def _num_test_parts(self) -> int:
+        return 0 if self.dataset.test is None else -(-len(self.dataset.test[0]) // self.batch_size)
+
+    @cached_property
     def _train_clients(self) -> Tensor:
         everyone, some = self.dataset.num_clients, self.num_train_clients
         if some is None or some >= everyone:
             return torch.arange(everyone)
         return random_subset(everyone, some, stream(self.seed, "evaluated clients"))
 
-    def _mean_loss(self, clients: Tensor, device: torch.device) -> float:
-        weights = torch.ones(self.dataset.num_clients, dtype=torch.float64)
-        if self.client_weights is not None:
-            weights = self.client_weights.double()
-        losses = [self._score(self.dataset.client(i), device)[0] for i in clients.tolist()]
-        chosen = weights[clients]
-        return float(chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum())
+    def _examples(self, part: int) -> Examples:
+        if part >= self._num_test_parts:
+            return self.dataset.client(int(self._train_clients[part - self._num_test_parts]))
+        assert self.dataset.test is not None
+        x, y = self.dataset.test
+        batch = slice(part * self.batch_size, (part + 1) * self.batch_size)
+        return x[batch], y[batch]
 
-    def _score(self, examples: Examples, device: torch.device) -> tuple[float, float]:
-        """Mean loss and accuracy; the accuracy means nothing where targets are not classes."""
+    def _score(self, examples: Examples, device: torch.device) -> list[float]:
+        """Examples, their summed loss, and of how many answers how many are right."""
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        num_targets = 0
+        num_answers = 0
         for x, y in _batches(examples, self.batch_size):
-            inputs, targets = x.to(device), y.to(device)
+            inputs, targets = laid_out(x.to(device)), y.to(device)
             outputs = self.model.module(inputs)
             total[0] += self.loss(outputs, targets).double() * len(x)
             if self.dataset.num_classes is not None:
                 total[1] += _num_right(outputs, targets)
-                num_targets += targets.numel()
+                num_answers += targets.numel()
         loss, right = total.tolist()
-        return loss / len(examples[0]), right / max(num_targets, 1)
+        return [len(examples[0]), loss, right, num_answers]
 
 
 def _num_right(outputs: Tensor, targets: Tensor) -> Tensor:

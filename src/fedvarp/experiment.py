@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import availability, learning_rates
+from fedvarp.allocator import keep_freed_memory
 from fedvarp.client_sampling import ClientSampler, UniformSampler, WeightedSampler
 from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
@@ -77,6 +78,10 @@ class Experiment:
             client_weights=self.client_weights,
             states=settings.states.where,
             dtype=settings.states.dtype,
+            trainer=settings.trainer,
+            workers=settings.workers,
+            compile=settings.compile,
+            exact=settings.exact,
             evaluate_every=settings.evaluate_every,
             num_train_clients=settings.num_train_clients,
             target_accuracy=settings.target_accuracy,
@@ -103,6 +108,7 @@ def build(settings: Settings, data_dir: DataFolder = None) -> Experiment:
     """
     _refuse_absent_device(settings.device)
     torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     try:
         dataset = _dataset(settings, data_dir)
         sizes = _sizes(dataset) if settings.client_weights == "examples" else None

@@ -24,7 +24,8 @@ class _Slot:
     stop: int
 
     def view(self, vector: Tensor) -> Tensor:
-        return vector[self.start : self.stop].view(self.parameter.shape)
+        part = vector[..., self.start : self.stop]
+        return part.view(*vector.shape[:-1], *self.parameter.shape)
 
 
 class FlatModel:
@@ -100,7 +101,7 @@ class FlatModel:
             view.copy_(part.to_dense() if part.is_sparse else part)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """{name: view of the vector in the parameter's shape}."""
+        """{name: view of the vector in the parameter's shape}; of each row, if it is a matrix."""
         return {slot.name: slot.view(vector) for slot in self._slots}
 
     def buffers(self) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from fedvarp.data import Examples
 from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.flat_model import FlatModel
 from fedvarp.learning_rates import Constant, Schedule
+from fedvarp.magnitudes import row_magnitudes
 from fedvarp.randomness import stream
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,11 +31,12 @@ class LocalResult:
     walk: float  # how far it went per unit of gradient: eta_c * tau_i at a constant rate
     mean_loss: float  # over the steps, each batch before its step
     num_examples: int
+    magnitude: float  # the largest absolute value in delta, NaN if it holds one
 
     @property
     def diverged(self) -> bool:
         """Whether the loss or the weights are no longer finite."""
-        return not (math.isfinite(self.mean_loss) and bool(self.delta.isfinite().all()))
+        return not (math.isfinite(self.mean_loss) and math.isfinite(self.magnitude))
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,14 @@ class LocalSGD:
                 walk += rate * momentum_so_far
                 num_steps += 1
                 rate *= self.step_decay
-        return LocalResult(  # line 6
-            delta=(w - local).div_(walk),
+        delta = (w - local).div_(walk)  # line 6
+        return LocalResult(
+            delta=delta,
             num_steps=num_steps,
             walk=walk,
             mean_loss=float(total_loss) / num_steps,
             num_examples=len(x),
+            magnitude=row_magnitudes(delta.unsqueeze(0))[0],
         )
 
     def batches(
@@ -156,16 +160,26 @@ class LocalSGD:
         round: int,
         client: int,
         device: torch.device | str = "cpu",
-    ) -> Iterator[Tensor]:
+    ) -> tuple[Tensor, ...]:
         """The indices of each batch: a new shuffle for every pass over the data."""
+        order = self.order(num_examples, seed, round, client).to(device)
+        return torch.split(order, self.batch_sizes(num_examples))
+
+    def batch_sizes(self, num_examples: int) -> list[int]:
+        """How many examples each of a client's steps reads."""
+        full, rest = divmod(num_examples, self.batch_size)
+        epoch = [self.batch_size] * full + [rest] * (rest > 0)
+        if self.steps is None:
+            return epoch * (self.epochs or 0)
+        return (epoch * -(-self.steps // len(epoch)))[: self.steps]
+
+    def order(self, num_examples: int, seed: int, round: int, client: int) -> Tensor:
+        """The indices of all batches, one batch after the other."""
         generator = stream(seed, "batches", round, client)
-        per_epoch = -(-num_examples // self.batch_size)
-        left = self.steps if self.steps is not None else per_epoch * (self.epochs or 0)
-        while left > 0:
-            shuffled = torch.randperm(num_examples, generator=generator).to(device)
-            epoch = torch.split(shuffled, self.batch_size)[:left]
-            left -= len(epoch)
-            yield from epoch
+        total = sum(self.batch_sizes(num_examples))
+        passes = -(-total // num_examples)
+        shuffles = [torch.randperm(num_examples, generator=generator) for _ in range(passes)]
+        return shuffles[0][:total] if passes == 1 else torch.cat(shuffles)[:total]
 
     def direction(
         self,

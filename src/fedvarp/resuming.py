@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import settings_of_run
-from fedvarp.experiment import DataFolder, build
-from fedvarp.run_directory import RunDirectory, RunError
-from fedvarp.simulation import Callback, SimulationResult
-from fedvarp.simulation_checks import MAY_CHANGE
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
+
+if TYPE_CHECKING:
+    from fedvarp.experiment import DataFolder
+    from fedvarp.simulation import Callback, SimulationResult
 
 
 def resume(
@@ -34,6 +36,8 @@ def resume(
         callbacks: Called with each round's record and the server.
     """
     directory, settings = RunDirectory(run), resumed_settings(run, overrides)
+    from fedvarp.experiment import build  # not before the settings are known to be right: torch
+
     experiment = build(settings, data_dir)
     if overrides:
         directory.write_settings(settings.as_toml())

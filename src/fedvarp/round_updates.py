@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Final
 
 import torch
 from torch import Tensor
 
-LARGEST_MAGNITUDE: Final = 1e18
-"""A number beyond this has a square that overflows float32: the client's training has diverged."""
+from fedvarp.magnitudes import Magnitudes, stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +47,7 @@ class RoundUpdates:
     losses: Mapping[int, float] = field(default_factory=dict)  # client: its mean local loss
     buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # no vector: see
     # FlatModel; kept beside the updates, by client
+    measured: Magnitudes | None = None  # of deltas, if whoever made them has looked at them
 
     @classmethod
     def from_replies(
@@ -73,15 +71,18 @@ class RoundUpdates:
                 good[reply.client] = reply
         kept = [good[client] for client in sorted(good)]
         steps = torch.tensor([reply.num_steps for reply in kept], dtype=torch.int64)
+        nobody = torch.empty(0, dim, dtype=dtype)
+        deltas, measured = (
+            stacked([reply.delta for reply in kept]) if kept else (nobody, Magnitudes.of(nobody))
+        )
         return cls(
             clients=torch.tensor([reply.client for reply in kept], dtype=torch.int64),
-            deltas=torch.stack([reply.delta for reply in kept])
-            if kept
-            else torch.empty(0, dim, dtype=dtype),
+            deltas=deltas,
             num_steps=steps,
             num_examples=torch.tensor([reply.num_examples for reply in kept], dtype=torch.int64),
             scale=client_lr * (steps.double().mean().item() if kept else 1.0),
             refused={c: why for c, why in refused.items() if c not in good},
+            measured=measured,
         )
 
     @property
@@ -96,10 +97,18 @@ class RoundUpdates:
         """(M, d) → (d,): the one place where sampling and objective weights enter."""
         return self.averaging_weights.to(rows) @ rows
 
-    @cached_property
-    def magnitudes(self) -> list[float]:
-        """The largest absolute value of each row; NaN where the row holds one."""
-        return row_magnitudes(self.deltas)
+    @property
+    def magnitudes(self) -> tuple[float, ...]:
+        """The largest absolute value of each row; NaN where the row holds one.
+
+        Measured on the first look, unless whoever made the rows has done so, and again once the
+        rows have changed.
+        """
+        known = self.measured
+        if known is None or not known.hold_for(self.deltas):
+            known = Magnitudes.of(self.deltas)
+            object.__setattr__(self, "measured", known)
+        return known.values
 
     def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
         """These rows only, in this order; the refusals are added to those already known.
@@ -107,27 +116,22 @@ class RoundUpdates:
         `scale` becomes what it would have been had the others never answered.
         """
         at = torch.tensor(positions, dtype=torch.int64)
-        steps = self.num_steps[at]
-        kept = replace(
+        steps, deltas = self.num_steps[at], self.deltas[at.to(self.deltas.device)]
+        return replace(
             self,
             clients=self.clients[at],
-            deltas=self.deltas[at.to(self.deltas.device)],
+            deltas=deltas,
             num_steps=steps,
             num_examples=self.num_examples[at],
             scale=self.scale * _mean_ratio(steps, self.num_steps),
             weights=None if self.weights is None else self.weights[at],
             refused={**self.refused, **refused},
+            measured=Magnitudes.known([self.magnitudes[p] for p in positions], deltas),
         )
-        if "magnitudes" in self.__dict__:
-            kept.__dict__["magnitudes"] = [self.magnitudes[p] for p in positions]
-        return kept
 
     def onto_rows(self, rows: Tensor, deltas: Tensor, weights: Tensor) -> RoundUpdates:
         """The same round seen by a table whose rows stand for several clients."""
-        regrouped = replace(self, clients=rows, deltas=deltas, weights=weights)
-        if deltas is self.deltas:
-            regrouped.__dict__["magnitudes"] = self.magnitudes
-        return regrouped
+        return replace(self, clients=rows, deltas=deltas, weights=weights)
 
     def check(self) -> None:
         """Raises ValueError where the parts do not belong together: a fault of the caller."""
@@ -160,17 +164,6 @@ class RoundUpdates:
                 f"RoundUpdates.scale is {self.scale}; it is client_lr times the mean number of "
                 f"local steps, a positive number."
             )
-
-
-def row_magnitudes(rows: Tensor) -> list[float]:
-    """The largest absolute value of each row in one read of it; NaN where the row holds one."""
-    if rows.shape[0] == 0 or rows.shape[1] == 0:
-        return [0.0] * rows.shape[0]
-    bounds = [torch.aminmax(row) for row in rows]
-    lows = torch.stack([bound.min for bound in bounds])
-    highs = torch.stack([bound.max for bound in bounds])
-    magnitudes: list[float] = torch.maximum(-lows, highs).tolist()
-    return magnitudes
 
 
 def refuse_duplicates(clients: Tensor, where: str) -> None:

@@ -17,15 +17,17 @@ import platform
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-import safetensors.torch
 import tomli_w
-import torch
-from torch import Tensor
 
 from fedvarp.version import __version__
+
+if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
+    from torch import Tensor
+
+MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers", "auto"})
+"""What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
 
 class RunError(Exception):
@@ -97,6 +99,9 @@ class RunDirectory:
             )
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; a run needs a directory.")
+        import numpy as np
+        import torch
+
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {
             "fedvarp": __version__,
@@ -121,6 +126,13 @@ class RunDirectory:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         return tomllib.loads(self.config_file.read_text())
 
+    def chosen_by_auto(self) -> dict[str, Any]:
+        """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
+        recorded = self.settings()
+        if "auto" not in recorded:
+            return {}
+        return {name: recorded[name] for name in ("trainer", "workers", "auto") if name in recorded}
+
     def refuse_other_settings(
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
@@ -132,6 +144,10 @@ class RunDirectory:
             for name in sorted(before.keys() | now.keys())
             if name not in may_change and before.get(name) != now.get(name)
         ]
+        trainers = before.get("trainer"), now.get("trainer")
+        goes_by_the_choice = trainers[1] == "auto" and "auto" in before
+        if "vectorised" in trainers and len(set(trainers)) > 1 and not goes_by_the_choice:
+            differences.append(f"trainer = {trainers[0]} (now {trainers[1]})")
         if differences:
             raise RunError(
                 f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
@@ -148,6 +164,8 @@ class RunDirectory:
 
     def export_model(self, state: Mapping[str, Tensor]) -> None:
         """Writes model.safetensors, whole or not at all."""
+        import safetensors.torch
+
         draft = self.model_file.with_suffix(".safetensors.part")
         contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(contiguous, draft)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.algorithms import Aggregator
-from fedvarp.round_updates import LARGEST_MAGNITUDE, RoundUpdates
+from fedvarp.magnitudes import LARGEST_MAGNITUDE
+from fedvarp.round_updates import RoundUpdates
 from fedvarp.server_optimizers import ServerOptimizer
 
 _LARGEST_STEP: Final = 1e30
@@ -91,15 +92,26 @@ class Server:
             ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
             IndexError: The table does not know one of the clients.
         """
-        updates = replace(updates)  # what the last look at its rows found may be out of date
         updates.check()
         usable = self._usable(updates)
         accepted = tuple(usable.clients.tolist())
         if accepted:
             _refuse_overflow(usable)
-            v = self.aggregator.aggregate(usable)
-            self.optimizer.step(self.w, v, usable.scale)
+            self.aggregator.move(self.w, usable, self.optimizer)
             self.round += 1
+        return RoundReport(self.round, accepted, dict(usable.refused))
+
+    @torch.no_grad()
+    def refresh(self, updates: RoundUpdates) -> RoundReport:
+        """Replies that came too late for their round: they refresh rows; w stays where it is.
+
+        None is accepted by an algorithm that keeps no updates (FedAvg), or keeps them relative to
+        the round they belong to (SCAFFOLD).
+        """
+        updates.check()
+        usable = self._usable(updates)
+        remembered = len(usable.clients) > 0 and self.aggregator.remember(usable)
+        accepted = tuple(usable.clients.tolist()) if remembered else ()
         return RoundReport(self.round, accepted, dict(usable.refused))
 
     def skip(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedvarp.stretches import longest_stretch, stretches
+
 
 class ServerOptimizer(ABC):
     """One step of the server's model; what it remembers is saved by checkpoints."""
@@ -22,6 +24,10 @@ class ServerOptimizer(ABC):
             scale: How far the clients walked, η_c times the mean number of local steps.
         """
 
+    def plain_rate(self, scale: float) -> float | None:
+        """η, if the step is `walk(w, v, η)` and nothing else; None if there is more to it."""
+        return None
+
     def tensors(self) -> Mapping[str, Tensor]:
         """What the optimiser remembers, by name."""
         return {}
@@ -34,6 +40,17 @@ class ServerOptimizer(ABC):
     @abstractmethod
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""
+
+
+def walk(w: Tensor, v: Tensor, rate: float) -> None:
+    """w ← w − rate · v, in place, rounded after each of the two operations.
+
+    torch's own `w.add_(v, alpha=-rate)` rounds once or twice, depending on where in the vector a
+    number stands. A step taken piece by piece, or by a compiled kernel, must give the same bits.
+    """
+    product = v.new_empty(longest_stretch(len(v)))
+    for here in stretches(len(v)):
+        w[here] -= torch.mul(v[here], rate, out=product[: here.stop - here.start])
 
 
 def _positive(lr: float) -> float:
@@ -50,7 +67,11 @@ class SGD(ServerOptimizer):
 
     def step(self, w: Tensor, v: Tensor, scale: float) -> None:
         """w ← w − η_s · scale · v: line 9 of Algorithms 2 and 3."""
-        w.add_(v, alpha=-self.lr * scale)
+        walk(w, v, self.lr * scale)
+
+    def plain_rate(self, scale: float) -> float:
+        """η_s · scale."""
+        return self.lr * scale
 
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""

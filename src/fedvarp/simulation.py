@@ -17,7 +17,7 @@ from fedvarp.algorithms import Aggregator
 from fedvarp.algorithms.by_name import TableSettings, make_algorithm
 from fedvarp.client_sampling import ClientSampler, Cohort, UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset
-from fedvarp.evaluation import Evaluator
+from fedvarp.evaluation import Evaluator, Figures
 from fedvarp.flat_model import FlatModel, average_buffers
 from fedvarp.interruption import Interruption
 from fedvarp.local_sgd import LocalSGD, Loss
@@ -34,11 +34,14 @@ from fedvarp.simulation_checks import (
     refuse_target,
     refuse_two_objectives,
 )
-from fedvarp.trainers import ClientTrainer, SequentialTrainer
+from fedvarp.trainers import AutoTrainer, ClientTrainer, ParallelTrainer
+from fedvarp.trainers.auto import close
+from fedvarp.trainers.by_name import TrainerName, TrainerParts, make_trainer
 
 Record = dict[str, Any]
 Stopped = Literal["rounds", "target", "interrupted"]
 Callback = Callable[[Record, Server], None]
+_Waiting = tuple[Record, Callable[[], Figures]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,10 @@ def simulate(
     client_weights: Tensor | None = None,
     states: Literal["memory", "disk"] = "memory",
     dtype: str = "float32",
-    trainer: ClientTrainer | None = None,
+    trainer: TrainerName | ClientTrainer = "sequential",
+    workers: int | None = None,
+    compile: bool = False,
+    exact: bool = True,
     evaluate_every: int = 10,
     num_train_clients: int | None = None,
     target_accuracy: float | None = None,
@@ -108,7 +114,12 @@ def simulate(
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each, as in the paper.
         states: Where the table of client states lives; "disk" needs `out`.
         dtype: How its rows are stored: float32, bfloat16, float16 or int8.
-        trainer: Who trains the clients; a plain loop unless given.
+        trainer: Who trains the clients: "sequential" (the plain loop), "parallel" (processes, to
+            the same bits), "vectorised" (for small dense models and GPUs), "ray" (several
+            machines), "auto" (tries on the first rounds which is fastest), or one of your own.
+        workers: Processes of "parallel", actors of "ray"; None: one for each core.
+        compile: Whether gradients are compiled, which takes a while and then may be faster.
+        exact: Whether "auto" keeps to trainers that give the plain loop's figures bit for bit.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         num_train_clients: Clients that the training loss is averaged over; None: all; 0: none.
         target_accuracy: Stops at the first evaluation that reaches it.
@@ -150,14 +161,31 @@ def simulate(
         "sampler": plain(sampler),
         "server_optimizer": dict((server_optimizer or SGD(lr=1.0)).describe()),
         "states": {"dtype": dtype},
+        "trainer": trainer if isinstance(trainer, str) else name_of(trainer),
+        "workers": workers,
+        "compile": compile,
+        "exact": exact,
         "num_train_clients": num_train_clients,
         "client_weights": plain_value(client_weights),
         "dataset": repr(dataset),
         "num_clients": dataset.num_clients,
     }
+    kept = dict(described if settings is None else settings)
     if directory is not None:
-        kept = described if settings is None else settings
         refuse_another_run(directory, kept, resume)
+        if directory.exists and trainer == "auto":
+            kept |= directory.chosen_by_auto()
+            trainer, workers = kept["trainer"], kept.get("workers")
+    evaluator = Evaluator(dataset, flat, loss, client_weights, num_train_clients, seed)
+    parts = TrainerParts(
+        dataset, flat, loss, local_sgd, seed, evaluator, workers, compile=compile, exact=exact
+    )
+
+    def remember(chosen: str, why: str) -> None:
+        if directory is not None:
+            directory.write_settings({**kept, "trainer": chosen, "auto": why})
+
+    training = make_trainer(trainer, parts, remember) if isinstance(trainer, str) else trainer
     aggregator = (
         make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
     )
@@ -165,8 +193,8 @@ def simulate(
         simulation = Simulation(
             server=Server(flat.vector(), aggregator, server_optimizer or SGD(lr=1.0)),
             sampler=sampler,
-            trainer=trainer or SequentialTrainer(dataset, flat, loss, local_sgd, seed),
-            evaluator=Evaluator(dataset, flat, loss, client_weights, num_train_clients, seed),
+            trainer=training,
+            evaluator=evaluator,
             model=flat,
             evaluate_every=evaluate_every,
             target_accuracy=target_accuracy,
@@ -182,6 +210,8 @@ def simulate(
         with RecordedRun(directory, simulation, what, commit_every, fsync) as recorded:
             return recorded.run(rounds, progress, announce=settings is None)
     finally:
+        if isinstance(trainer, str):
+            close(training)
         for rows in () if aggregator.states is None else aggregator.states.tables():
             rows.close()
 
@@ -200,6 +230,7 @@ class Simulation:
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
     title: str
+    _clock: float = 0.0  # when the last record was finished
 
     def run(
         self,
@@ -217,37 +248,77 @@ class Simulation:
             last: The record of the newest evaluation, of a run that goes on.
         """
         metrics: list[Record] = []
+        waiting: _Waiting | None = None  # a record whose evaluation is under way
         bar = RunProgress(self.title, self.server.round, rounds, progress)
+        self._clock = time.perf_counter()
+
+        def settle() -> bool:
+            """Completes the record that waits; whether the run goes on after it."""
+            nonlocal waiting, last
+            if waiting is not None:
+                record, figures = waiting
+                waiting, last = None, record | figures()
+                finish(last)
+            return not self._reached(last)
+
+        def finish(record: Record) -> None:
+            record = without_nan(record)  # in memory as on disk
+            metrics.append(record)
+            seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
+            if keep is not None:
+                keep(record, seconds)
+            for callback in self.callbacks:
+                callback(record, self.server)
+            bar.advance(record)
+
         with bar, Interruption() as stop:
             while not self._reached(last) and not stop.requested:
-                start = time.perf_counter()
-                if last is None:
-                    record = self._first_record()
+                if last is None and waiting is None:
+                    record: Record | None = self._first_record()
                 elif self.server.round < rounds:
-                    record = self.one_round()
+                    record = self.one_round(settle)
                 else:
                     break
-                if record["round"] % self.evaluate_every == 0 or record["round"] == rounds:
-                    record |= self.evaluator.evaluate(self.server.w, self.buffers)
-                    last = record
-                record = without_nan(record)  # in memory as on disk
-                metrics.append(record)
-                if keep is not None:
-                    keep(record, time.perf_counter() - start)
-                for callback in self.callbacks:
-                    callback(record, self.server)
-                bar.advance(record)
+                if record is None:  # the evaluation that was under way has reached the target
+                    break
+                if record["round"] % self.evaluate_every and record["round"] != rounds:
+                    finish(record)
+                    continue
+                waiting = record, self._evaluation()
+                if self.callbacks or record["round"] == rounds or not self._evaluates_beside:
+                    settle()
+            settle()
         self.model.bind(self.server.w.clone())
         self.model.load_buffers(self.buffers)
         return SimulationResult(
             self.server, self.model.module, metrics, self._why_stopped(rounds, last)
         )
 
+    @property
+    def _evaluates_beside(self) -> bool:
+        """Whether the trainer has idle slots in which it evaluates."""
+        return isinstance(self._current_trainer, ParallelTrainer)
+
+    @property
+    def _current_trainer(self) -> ClientTrainer:
+        return self.trainer.current if isinstance(self.trainer, AutoTrainer) else self.trainer
+
+    def _evaluation(self) -> Callable[[], Figures]:
+        trainer = self._current_trainer
+        if isinstance(trainer, ParallelTrainer):
+            return trainer.evaluation(self.server.w, self.buffers)
+        return lambda: self.evaluator.evaluate(self.server.w, self.buffers)
+
     def _first_record(self) -> Record:
         return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}
 
-    def one_round(self) -> Record:
-        """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm."""
+    def one_round(self, settle: Callable[[], bool] = lambda: True) -> Record | None:
+        """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm.
+
+        Args:
+            settle: Called when the clients have trained and nothing has changed yet. If it says
+                that the run is over, the round is dropped, and there is no record.
+        """
         t = self.server.round
         cohort = self.sampler.cohort(t)
         answering = cohort.answering
@@ -255,6 +326,8 @@ class Simulation:
         if self.buffers:
             broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
         updates = self.trainer.train(broadcast, answering.clients, t)
+        if not settle():
+            return None
         report = self.server.receive(_weighted(updates, answering))
         if not report.accepted:
             self.server.skip()

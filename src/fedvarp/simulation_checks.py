@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedvarp.client_sampling import ClientSampler
 from fedvarp.data import FederatedDataset
-from fedvarp.run_directory import RunDirectory, RunError
-
-MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy"})
-"""What a resumed run may be told anew: how long to go on."""
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
 
 
 def refuse_impossible(

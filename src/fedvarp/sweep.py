@@ -22,8 +22,7 @@ from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import SHORT_NAMES, load_settings
 from fedvarp.interruption import Interruption
 from fedvarp.resuming import is_finished, rounds_done
-from fedvarp.run_directory import RunDirectory
-from fedvarp.simulation_checks import MAY_CHANGE
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 from fedvarp.sweep_engines import Engine
 from fedvarp.sweep_result import SweepResult, SweptRun
 
@@ -190,8 +189,12 @@ def _check_directory(directory: RunDirectory, settings: Settings) -> None:
 def _make_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         directory.create(settings.as_toml())
-    elif directory.settings() != settings.as_toml():
-        directory.write_settings(settings.as_toml())
+        return
+    wanted = settings.as_toml()
+    if settings.trainer == "auto":
+        wanted |= directory.chosen_by_auto()
+    if directory.settings() != wanted:
+        directory.write_settings(wanted)
 
 
 def _refuse_swept(overrides: Sequence[str]) -> None:

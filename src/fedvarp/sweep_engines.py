@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
 from fedvarp.cli_errors import INTERRUPTED
+from fedvarp.cores import CORES_VARIABLE, usable_cores
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
@@ -52,7 +53,7 @@ def make_engine(
         address: Of a Ray cluster.
         data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
     """
-    at_once = jobs or _cores()
+    at_once = jobs or usable_cores()
     if name == "local":
         if address is not None:
             raise ValueError(f"--address {address} is Ray's: add --engine ray.")
@@ -60,13 +61,6 @@ def make_engine(
     from fedvarp.sweep_on_ray import RayEngine
 
     return RayEngine(address, at_once, data_dir)
-
-
-def _cores() -> int:
-    """Those this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +76,8 @@ class LocalEngine:
         """See `Engine.run`."""
         waiting = deque(directories)
         running: list[_Process] = []
+        # Runs use cores better than clients do, which leave some idle at the end of each round.
+        cores = max(1, usable_cores() // max(1, min(self.jobs, len(waiting))))
         stopping, heartbeat = False, time.monotonic()
         try:
             while running or (waiting and not stopping):
@@ -90,7 +86,7 @@ class LocalEngine:
                     for process in running:
                         process.interrupt()
                 while waiting and len(running) < self.jobs and not stopping:
-                    running.append(_Process(waiting.popleft(), self.data_dir))
+                    running.append(_Process(waiting.popleft(), self.data_dir, cores))
                 for process in [process for process in running if process.ended]:
                     running.remove(process)
                     yield process.outcome(stopping)
@@ -104,7 +100,7 @@ class LocalEngine:
 
 
 class _Process:
-    def __init__(self, directory: Path, data_dir: Path | None) -> None:
+    def __init__(self, directory: Path, data_dir: Path | None, cores: int) -> None:
         self.directory = directory
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in outcome()
         where = [] if data_dir is None else ["--data-dir", str(data_dir)]
@@ -113,6 +109,7 @@ class _Process:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
+            env={**os.environ, CORES_VARIABLE: str(cores)},
             # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us, would
             # make them drop their round.
             start_new_session=True,

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.cli_errors import sentence
+from fedvarp.cores import CORES_VARIABLE
 from fedvarp.data.locate import DATA_VARIABLE
+from fedvarp.ray_cluster import connect
 from fedvarp.resuming import resume
 from fedvarp.run_directory import RunDirectory
 from fedvarp.sweep_engines import Outcome
@@ -38,8 +40,8 @@ class RayEngine:
         self, directories: Sequence[Path], stop: Callable[[], bool]
     ) -> Iterator[Outcome | None]:
         """See `fedvarp.sweep_engines.Engine.run`."""
-        ray = _import_ray(own_cluster=self.address is None)
-        self._connect(ray)
+        instead = "--engine local uses the cores of this machine."
+        ray = connect(self.address, self.jobs, instead)
         try:
             # A task lost with its machine is begun again elsewhere, and resumes the run.
             task = ray.remote(num_cpus=1, max_retries=3)(_train)
@@ -61,20 +63,6 @@ class RayEngine:
         finally:
             ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
-        quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        if self.address is None:
-            # "local", or Ray would join a cluster that happens to be up on this machine.
-            ray.init(address="local", num_cpus=self.jobs, include_dashboard=False, **quiet)
-            return
-        try:
-            ray.init(address=self.address, **quiet)
-        except ConnectionError as error:
-            raise ConnectionError(
-                f"No Ray cluster answers at {self.address}: {error}. Is it up (`ray status`)? A "
-                f"cluster that asks for a token takes it from RAY_AUTH_TOKEN, as Ray documents."
-            ) from error
-
 
 def _train(run: str, data_dir: str | None) -> str | None:
     """The task: an error as a sentence, or None."""
@@ -83,6 +71,7 @@ def _train(run: str, data_dir: str | None) -> str | None:
             f"this machine does not see {run}. Put the sweep on a file system that all machines of "
             f"the cluster share, under the same path."
         )
+    os.environ[CORES_VARIABLE] = "1"  # what the task was given
     try:
         resume(run, data_dir=data_dir, progress=False)
     except Exception as error:
@@ -96,18 +85,3 @@ def _error(ray: Any, reference: Any, stopping: bool) -> str | None:
     except ray.exceptions.RayError as error:
         said = str(error).strip().splitlines()[-1]
     return None if stopping else said
-
-
-def _import_ray(own_cluster: bool) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if own_cluster:
-        # Ray's switch for laptops; on Linux too it keeps the cluster off all networks but loopback.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            'Ray is not installed: pip install "fedvarp[ray]". Without it, --engine local uses the '
-            "cores of this machine."
-        ) from error
-    return ray

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from fedvarp.data import digits
+from fedvarp.data.digits import _images
 
 
 def test_a_hundred_clients_with_two_shards() -> None:
@@ -54,6 +57,16 @@ def test_other_partitions() -> None:
     assert set(data.num_examples.tolist()) == {53, 54}
     with pytest.raises(ValueError, match="1600 examples cannot be cut into 99 clients x 2"):
         digits(num_clients=99)
+
+
+def test_the_images_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_digits(return_X_y=True)
+    for ours, theirs in zip(_images(), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # a release that keeps them elsewhere
+    for ours, theirs in zip(_images(), expected, strict=True):
+        assert np.array_equal(ours, theirs)
 
 
 def test_without_scikit_learn_the_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

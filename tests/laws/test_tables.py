@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import registry
-from fedvarp import ClientStates, InMemoryStates, RoundUpdates, SharedByCluster, stream
-from fedvarp.client_states import CODECS, one_pass, row_table
+from fedvarp import ClientStates, InMemoryStates, RoundUpdates, SharedByCluster, stream, stretches
+from fedvarp.client_states import CODECS
 
 N, D = 7, 300  # 300 numbers: one whole block of the int8 codec and a part of one
 
@@ -128,22 +128,22 @@ def test_rows_longer_than_a_stretch_are_the_same_row(
     """Four stretches of 256 and a bit, against one: the seams must not show."""
 
     def run(stretch: int) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(one_pass, "STRETCH", stretch)
-        monkeypatch.setattr(row_table, "STRETCH", stretch)
+        monkeypatch.setattr(stretches, "STRETCH", stretch)
         with registry.table_of(table, N, 1100, codec) as states:
-            v = torch.zeros(1100, dtype=states.values)
+            w = torch.zeros(1100, dtype=states.values)
             for t in range(3):
                 slope = torch.logspace(-3, 3, 1100).to(states.values)
-                states.exchange(updates_for([0, 2, 4], slope * rows_like(states, 3, seed=t)), v)
+                deltas = slope * rows_like(states, 3, seed=t)
+                states.exchange(updates_for([0, 2, 4], deltas), w, rate=0.3)
             assert_law(states)
-            return v, states.mean(), everyone(states)
+            return w, states.mean(), everyone(states)
 
     for a, b in zip(run(256), run(2**17), strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_stretch_is_whole_blocks_of_every_codec() -> None:
-    assert all(one_pass.STRETCH % codec.block == 0 for codec in CODECS.values())
+    assert all(stretches.STRETCH % codec.block == 0 for codec in CODECS.values())
 
 
 def test_each_cluster_gets_its_own_rows() -> None:
@@ -152,10 +152,10 @@ def test_each_cluster_gets_its_own_rows() -> None:
     states = SharedByCluster(torch.tensor([1, 2, 0]), InMemoryStates(3, 1))
     states.put(torch.arange(3), rows)
     assert torch.equal(everyone(states), rows)
-    v = torch.zeros(1)
+    w = torch.zeros(1)
     weights = torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)
-    states.exchange(updates_for([0, 1, 2], 10 * rows, weights), v)
-    assert v.item() == 0.5 * 90 + 0.25 * 180 + 0.125 * 270
+    states.exchange(updates_for([0, 1, 2], 10 * rows, weights), w, rate=-1.0)
+    assert w.item() == 20 + 0.5 * 90 + 0.25 * 180 + 0.125 * 270  # 20 is the mean row
     assert torch.equal(everyone(states), 10 * rows)
 
 
@@ -179,8 +179,8 @@ def test_the_sum_does_not_drift_over_many_puts(table: str) -> None:
 
 @every_codec
 @every_table
-def test_exchange_is_the_papers_two_lines(table: str, codec: str) -> None:
-    """One pass against `ClientStates.exchange`: rows bit for bit, the average to rounding."""
+def test_exchange_is_the_papers_lines(table: str, codec: str) -> None:
+    """One pass against `ClientStates.exchange`: rows bit for bit, the model to rounding."""
     weights = torch.tensor([0.1, 0.5, 0.3, 0.2], dtype=torch.float64)
     for use_weights, clients in itertools.product([False, True], [[0, 2, 3, 6], [0, 1, 2, 5]]):
         with (
@@ -191,9 +191,9 @@ def test_exchange_is_the_papers_two_lines(table: str, codec: str) -> None:
                 states.put(torch.arange(5), rows_like(states, 5, seed=0))
             deltas = rows_like(fast, 4, seed=1)
             updates = updates_for(clients, deltas, weights if use_weights else None)
-            found, expected = fast.mean(), plain.mean()
-            fast.exchange(updates, found)
-            ClientStates.exchange(plain, updates, expected)
+            found, expected = rows_like(fast, 2, seed=2)[[0, 0]]
+            fast.exchange(updates, found, rate=0.7)
+            ClientStates.exchange(plain, updates, expected, rate=0.7)
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
             assert torch.equal(everyone(fast), everyone(plain))
             assert torch.equal(fast.mean(), plain.mean())
@@ -260,15 +260,16 @@ def bad_puts(states: ClientStates) -> dict[str, tuple[Tensor, Tensor]]:
 def test_bad_rows_are_refused_before_anything_changes(table: str, which: int) -> None:
     with registry.table_of(table, N, D, "float32") as states:
         states.put(torch.arange(N), rows_like(states, N, seed=0))
-        rows, mean = everyone(states), states.mean()
+        rows, mean, w = everyone(states), states.mean(), torch.zeros(D)
         message, (clients, bad) = list(bad_puts(states).items())[which]
         with pytest.raises((ValueError, IndexError), match=message):
             states.put(clients, bad)
         if clients.dtype == torch.int64 and bad.dtype == states.values:
             with pytest.raises((ValueError, IndexError)):
-                states.exchange(updates_for(clients.tolist(), bad), torch.zeros(D))
+                states.exchange(updates_for(clients.tolist(), bad), w, rate=1.0)
         assert torch.equal(everyone(states), rows)
         assert torch.equal(states.mean(), mean)
+        assert torch.equal(w, torch.zeros(D))
 
 
 @every_table

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedvarp.client_states import ClientStates
 from fedvarp.round_updates import RoundUpdates
+from fedvarp.server_optimizers import ServerOptimizer
 
 
 class Aggregator(ABC):
@@ -35,9 +36,21 @@ class Aggregator(ABC):
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """v, (d,), good until the next call. The only place where client states change."""
 
+    def move(self, w: Tensor, updates: RoundUpdates, optimizer: ServerOptimizer) -> None:
+        """Moves w, in place, by one round: v, then the optimiser's step.
+
+        An algorithm whose v can be walked along while it is computed does both in one pass over
+        memory, and to the same bits.
+        """
+        optimizer.step(w, self.aggregate(updates), updates.scale)
+
     def corrections(self, clients: Tensor) -> Tensor | None:
         """(M, d), added to every local gradient of these clients; None if there are none."""
         return None
+
+    def remember(self, updates: RoundUpdates) -> bool:
+        """Takes in replies that came too late for their round; False: they are of no use here."""
+        return False
 
     @property
     def states(self) -> ClientStates | None:

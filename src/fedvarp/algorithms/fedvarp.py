@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.client_states import ClientStates, RowTable, SharedByCluster
 from fedvarp.round_updates import RoundUpdates
+from fedvarp.server_optimizers import ServerOptimizer
 
 
 @dataclass(eq=False)
@@ -19,14 +21,25 @@ class FedVARP(Aggregator):
     _v: Tensor | None = field(default=None, init=False, repr=False)  # memory to write v into
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
-        """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S.
-
-        `exchange` does two lines in one pass over memory:
-        ``v += updates.average(delta - y.get(S))`` and ``y.put(S, delta)``.
-        """
-        v = self._v = self.y.mean(out=self._v)
-        self.y.exchange(updates, v)  # line 8; and lines 10-14
+        """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S."""
+        if self._v is None:
+            self._v = torch.empty(self.y.dim, dtype=self.y.values, device=updates.deltas.device)
+        v = self._v.zero_()
+        self.y.exchange(updates, v, rate=-1.0)  # from zero, one unit along v
         return v
+
+    def move(self, w: Tensor, updates: RoundUpdates, optimizer: ServerOptimizer) -> None:
+        """Lines 8 to 14 at once where the optimiser's step is line 9 and nothing more."""
+        rate = optimizer.plain_rate(updates.scale)
+        if rate is None:
+            super().move(w, updates, optimizer)
+        else:
+            self.y.exchange(updates, w, rate)
+
+    def remember(self, updates: RoundUpdates) -> bool:
+        """y_i ← Δ_i: an update of an older model still says more than the one before it."""
+        self.y.put(updates.clients, updates.deltas)
+        return True
 
     @property
     def states(self) -> ClientStates:

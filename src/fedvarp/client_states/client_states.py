@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedvarp.server_optimizers import walk
+
 if TYPE_CHECKING:
     from fedvarp.client_states.row_table import RowTable
     from fedvarp.round_updates import RoundUpdates
@@ -43,13 +45,14 @@ class ClientStates(ABC):
         Written into `out` if given: fresh memory for a large model costs more than the mean itself.
         """
 
-    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
-        """Adds the average of Δ_i − y_i over the cohort to v, (d,); then y_i becomes Δ_i.
+    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
+        """Moves w, (d,), in place by −rate · v of FedVARP; then y_i becomes Δ_i.
 
-        These two lines are the meaning; tables do the same in one pass over memory.
+        These lines of Algorithm 2 are the meaning; tables do the same in one pass over memory.
         """
-        v += updates.average(updates.deltas - self.get(updates.clients))
-        self.put(updates.clients, updates.deltas)
+        v = self.mean() + updates.average(updates.deltas - self.get(updates.clients))  # line 8
+        self.put(updates.clients, updates.deltas)  # lines 10-14
+        walk(w, v, rate)  # line 9, after what may still be refused
 
     @property
     @abstractmethod

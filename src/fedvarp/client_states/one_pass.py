@@ -1,8 +1,9 @@
-"""Line 8 and lines 10-14 of Algorithm 2 in one pass over memory.
+"""Lines 8 to 14 of Algorithm 2 in one pass over memory.
 
 The plain expressions (`ClientStates.exchange`) write several (M, d) temporaries; at the size of
 ResNet-18 they cost twenty times what moving the numbers costs. Here each stretch of the rows is
-read once, and the average, the row and the running sum are brought up to date together, in float64.
+read once, and the row, the running sum and the model are brought up to date together. v itself is
+never written down.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ import torch
 from torch import Tensor
 
 from fedvarp.client_states.codecs import Codec
+from fedvarp.server_optimizers import walk
+from fedvarp.stretches import longest_stretch, stretches
 
-STRETCH: Final = 2**17  # numbers; the float64 temporaries of a stretch stay in the cache
 _COMPILE_FROM: Final = 2**20  # numbers in a row from which a compiled kernel is worth its seconds
 _KERNELS_KEPT: Final = 4  # cohort sizes compiled for; dropouts must not compile for ever
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """w ← w − rate · v, with v = total / total_share + Σ weight · (update − old row)."""
+
+    w: Tensor  # (d,) of dtype `codec.values`, changed in place
+    rate: float
+    weights: Tensor  # (M,) float64
+    total_share: float
 
 
 def exchange_rows(
@@ -30,10 +42,9 @@ def exchange_rows(
     updates: Tensor,
     shares: Tensor,
     total: Tensor,
-    weights: Tensor | None = None,
-    v: Tensor | None = None,
+    step: Step | None = None,
 ) -> None:
-    """Overwrites M rows, keeps `total` = Σ share · row, adds Σ weight · (update − old row) to v.
+    """Overwrites M rows, keeps `total` = Σ share · row, and takes the step with the old ones.
 
     Args:
         codec: How the rows are written.
@@ -41,13 +52,10 @@ def exchange_rows(
         updates: (M, d) finite numbers of dtype `codec.values`.
         shares: (M,) float64, how many clients each row stands for.
         total: (d,) float64, changed in place.
-        weights: (M,) float64; None if nobody asks for the average.
-        v: (d,) of dtype `codec.values`, changed in place; None likewise.
+        step: What to do with v; None if nobody asks for it.
     """
-    if weights is None or v is None:
-        _in_stretches(codec, encoded, updates, shares.tolist(), total)
-    elif not _fused_if_large(codec, encoded, updates, shares, total, weights, v):
-        _in_stretches(codec, encoded, updates, shares.tolist(), total, weights.tolist(), v)
+    if step is None or not _fused_if_large(codec, encoded, updates, shares, total, step):
+        _in_stretches(codec, encoded, updates, shares.tolist(), total, step)
 
 
 def _in_stretches(
@@ -56,48 +64,56 @@ def _in_stretches(
     updates: Tensor,
     shares: list[float],
     total: Tensor,
-    weights: list[float] | None = None,
-    v: Tensor | None = None,
+    step: Step | None,
 ) -> None:
     dim = updates.shape[1]
-    # Made once: an allocation of this size goes to the system and back each time.
-    buffers = total.new_empty(5, min(dim, STRETCH))
-    for start in range(0, dim, STRETCH):
-        stop = min(start + STRETCH, dim)
-        old, change, product, step, grown = buffers[:, : stop - start]
-        step.zero_()
+    weights = None if step is None else step.weights.tolist()
+    buffers = total.new_empty(5, longest_stretch(dim))
+    for here in stretches(dim):
+        old, change, product, average, grown = buffers[:, : here.stop - here.start]
+        average.zero_()
         grown.zero_()
         for m, (row, share) in enumerate(zip(encoded, shares, strict=True)):
-            new = updates[m, start:stop]
-            old.copy_(codec.decode(row, start, stop))
+            new = updates[m, here]
+            old.copy_(codec.decode(row, here.start, here.stop))
             if weights is not None:
                 torch.sub(change.copy_(new), old, out=change)
-                step += torch.mul(change, weights[m], out=product)
-            codec.encode(row, start, new)
+                average += torch.mul(change, weights[m], out=product)
+            codec.encode(row, here.start, new)
             # The sum follows what was stored, not what was sent: mean() stays that of get().
-            stored = new if codec.lossless else codec.decode(row, start, stop)
+            stored = new if codec.lossless else codec.decode(row, here.start, here.stop)
             torch.sub(change.copy_(stored), old, out=change)
             grown += torch.mul(change, share, out=product)
-        total[start:stop] += grown
-        if v is not None:
-            v[start:stop] = step.add_(v[start:stop])
+        if step is not None:
+            mean = torch.div(total[here], step.total_share, out=product).to(codec.values)
+            walk(step.w[here], average.add_(mean).to(codec.values), step.rate)
+        total[here] += grown
 
 
-Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], Any]
+Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Any]
 
 
 def _fused(
-    rows: list[Tensor], updates: Tensor, shares: Tensor, total: Tensor, weights: Tensor, v: Tensor
+    rows: list[Tensor],
+    updates: Tensor,
+    shares: Tensor,
+    total: Tensor,
+    w: Tensor,
+    rate: Tensor,
+    weights: Tensor,
+    total_share: Tensor,
 ) -> None:
     """The same arithmetic as `_in_stretches`, in the same order, for the compiler to fuse."""
-    step = torch.zeros_like(total)
+    average = torch.zeros_like(total)
     grown = torch.zeros_like(total)
     for m, row in enumerate(rows):
         change = updates[m].double() - row.double()
-        step = step + change * weights[m]
+        average = average + change * weights[m]
         grown = grown + change * shares[m]
+    mean = (total / total_share).to(w.dtype)
+    v = (average + mean).to(w.dtype)
+    w.sub_(v * rate)
     total.add_(grown)
-    v.copy_(v.double() + step)
     for m, row in enumerate(rows):
         row.copy_(updates[m])
 
@@ -108,15 +124,18 @@ def _fused_if_large(
     updates: Tensor,
     shares: Tensor,
     total: Tensor,
-    weights: Tensor,
-    v: Tensor,
+    step: Step,
 ) -> bool:
     """Whether a compiled kernel did the work; False: it is still to be done."""
     if not codec.lossless or updates.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
         return False
     rows = [row.view(codec.values) for row in encoded]
+    # As tensors: a number would be compiled in, and the rate may change every round.
+    rate = torch.tensor(step.rate, dtype=codec.values, device=total.device)
+    total_share = torch.tensor(step.total_share, dtype=torch.float64, device=total.device)
     try:
-        _kernels[len(encoded)](rows, updates, shares, total, weights, v)
+        kernel = _kernels[len(encoded)]
+        kernel(rows, updates, shares, total, step.w, rate, step.weights, total_share)
     except Exception as reason:  # raised while compiling, before anything was written
         _kernels.clear()
         _compiling.allowed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def check_put(table: ClientStates, clients: Tensor, rows: Tensor) -> None:
         )
 
 
-def check_finite(clients: Tensor, magnitudes: list[float]) -> None:
+def check_finite(clients: Tensor, magnitudes: Sequence[float]) -> None:
     """Raises if the largest absolute value of a row is not a number."""
     for client, magnitude in zip(clients.tolist(), magnitudes, strict=True):
         if not math.isfinite(magnitude):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from fedvarp.client_states.client_states import ClientStates
 from fedvarp.client_states.codecs import codec_named
-from fedvarp.client_states.one_pass import STRETCH, exchange_rows
+from fedvarp.client_states.one_pass import Step, exchange_rows
 from fedvarp.client_states.refusals import check_clients, check_finite, check_put
-from fedvarp.round_updates import RoundUpdates, row_magnitudes
+from fedvarp.magnitudes import row_magnitudes
+from fedvarp.round_updates import RoundUpdates
 from fedvarp.store import Store, as_json, from_json, refuse_differences
+from fedvarp.stretches import longest_stretch, stretches
 
 _OUTLIER: Final = (
     1e6  # a value this much above the present ones has cost the sum digits that matter
@@ -124,27 +126,24 @@ class RowTable(ClientStates):
         """The mean row over all clients, (d,), in `out` or a new tensor."""
         self._bring_sum_up_to_date()
         mean = torch.empty(self.dim, dtype=self.values, device=self.device) if out is None else out
-        quotient = self._sum.new_empty(min(self.dim, STRETCH))
-        for start in range(0, self.dim, STRETCH):
-            part = self._sum[start : start + STRETCH]
-            torch.div(part, self._total_share, out=quotient[: len(part)])
-            mean[start : start + STRETCH] = quotient[: len(part)]
+        quotient = self._sum.new_empty(longest_stretch(self.dim))
+        for here in stretches(self.dim):
+            part = quotient[: here.stop - here.start]
+            mean[here] = torch.div(self._sum[here], self._total_share, out=part)
         return mean
 
-    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
-        """Adds the average of Δ_i − y_i over the cohort to v, (d,); then y_i becomes Δ_i."""
+    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
+        """Moves w by −rate · v; then y_i becomes Δ_i: lines 8 to 14 in one pass over memory."""
         check_put(self, updates.clients, updates.deltas)
-        self._overwrite(
-            updates.clients, updates.deltas, updates.magnitudes, updates.averaging_weights, v
-        )
+        step = Step(w, rate, updates.averaging_weights, self._total_share)
+        self._overwrite(updates.clients, updates.deltas, updates.magnitudes, step)
 
     def _overwrite(
         self,
         clients: Tensor,
         rows: Tensor,
-        magnitudes: list[float],
-        weights: Tensor | None = None,
-        v: Tensor | None = None,
+        magnitudes: Sequence[float],
+        step: Step | None = None,
     ) -> None:
         check_finite(clients, magnitudes)
         self._before_overwrite()
@@ -153,7 +152,7 @@ class RowTable(ClientStates):
             return
         self._bring_sum_up_to_date()
         encoded = [self._encoded(client) for client in numbers]
-        exchange_rows(self.codec, encoded, rows, self._shares_of(clients), self._sum, weights, v)
+        exchange_rows(self.codec, encoded, rows, self._shares_of(clients), self._sum, step)
         for client, row in zip(numbers, encoded, strict=True):
             self._keep(client, row)
         self._changed.update(numbers)
@@ -230,9 +229,13 @@ class RowTable(ClientStates):
             )
         if count < 1:
             raise ValueError(f"add_clients({count}): let at least one client in.")
+        self._total_share += count
+        return self.add_rows(count)
+
+    def add_rows(self, count: int) -> range:
+        """Makes room for more rows, O(1), of a table whose owner then calls `share`."""
         first = self.num_clients
         self.num_clients += count
-        self._total_share += count
         return range(first, self.num_clients)
 
     def _bring_sum_up_to_date(self) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor
 from fedvarp.client_states.client_states import ClientStates
 from fedvarp.client_states.refusals import check_clients, check_finite, check_put
 from fedvarp.client_states.row_table import RowTable
-from fedvarp.round_updates import RoundUpdates, row_magnitudes
+from fedvarp.magnitudes import row_magnitudes
+from fedvarp.round_updates import RoundUpdates
+from fedvarp.server_optimizers import walk
 
 
 class SharedByCluster(ClientStates):
@@ -63,18 +65,22 @@ class SharedByCluster(ClientStates):
         """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
         return self.states.mean(out)
 
-    def exchange(self, updates: RoundUpdates, v: Tensor) -> None:
-        """Adds the average of Δ_i − y_{c_i} to v; then each cluster's row is its mean Δ_i."""
+    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
+        """Moves w by −rate · v; then each cluster's row is its mean Δ_i."""
         check_put(self, updates.clients, updates.deltas)
         check_finite(updates.clients, updates.magnitudes)
         clusters = self._clusters(updates.clients)
         rows, means = _mean_by_cluster(clusters, updates.deltas)
         weights = updates.averaging_weights
         row_weights = _sum_by_cluster(weights.cpu(), clusters, self.states.num_clients)[rows]
-        self.states.exchange(updates.onto_rows(rows, means, row_weights.to(weights.device)), v)
-        if updates.weights is not None and len(rows) < len(clusters):
+        onto_rows = updates.onto_rows(rows, means, row_weights.to(weights.device))
+        if updates.weights is None or len(rows) == len(clusters):
+            self.states.exchange(onto_rows, w, rate)
+        else:
             # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
-            v += updates.average(updates.deltas) - row_weights.to(means) @ means
+            rest = updates.average(updates.deltas) - row_weights.to(means) @ means
+            self.states.exchange(onto_rows, w, rate)
+            walk(w, rest, rate)
 
     def add_clients(self, clusters: Tensor) -> range:
         """Lets more clients in, one in each of these clusters; returns their numbers.
@@ -92,6 +98,19 @@ class SharedByCluster(ClientStates):
         self.num_clients = len(self.cluster_of)
         self._share_rows()
         return range(first, self.num_clients)
+
+    def move(self, clients: Tensor, clusters: Tensor) -> None:
+        """Puts these clients into these clusters, new ones among them; rows stay as they are.
+
+        The next use of the table costs O(K·d), as with `add_clients`.
+        """
+        check_clients(clients, self.num_clients)
+        new_rows = int(clusters.max()) + 1 - self.states.num_clients
+        if new_rows > 0:
+            self.states.add_rows(new_rows)
+        _check_clusters(clusters, self.states.num_clients)
+        self.cluster_of[clients.cpu()] = clusters.cpu()
+        self._share_rows()
 
     def _share_rows(self) -> None:
         weights = self._client_weights

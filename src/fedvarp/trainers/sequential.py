@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from fedvarp.compiled_gradient import CompiledGradient
 from fedvarp.data import FederatedDataset
 from fedvarp.flat_model import FlatModel
 from fedvarp.local_sgd import LocalResult, LocalSGD, Loss
+from fedvarp.magnitudes import Magnitudes
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server import Broadcast
+
+DIVERGED: Final = "its loss or weights turned non-finite; lower the client rate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,55 +33,69 @@ class SequentialTrainer:
     loss: Loss
     local_sgd: LocalSGD
     seed: int
+    compiled: CompiledGradient | None = None
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """LocalSGD at each of the clients."""
-        position = {client: m for m, client in enumerate(broadcast.clients.tolist())}
         results: dict[int, LocalResult] = {}
         buffers: dict[int, Mapping[str, Tensor]] = {}
-        refused: dict[int, str] = {}
+        corrections = corrections_of(broadcast)
         for client in clients.tolist():
-            if broadcast.buffers:
-                self.model.load_buffers(broadcast.buffers)
-            x, y = self.dataset.client(client)
-            result = self.local_sgd.train(
-                self.model,
-                self.loss,
-                broadcast.w,
-                (x.to(broadcast.w.device), y.to(broadcast.w.device)),
-                seed=self.seed,
-                round=round,
-                client=client,
-                correction=None
-                if broadcast.corrections is None
-                else broadcast.corrections[position[client]],
-                augment=self.dataset.augment,
+            results[client] = self.train_one(
+                broadcast.w, broadcast.buffers, client, round, corrections.get(client)
             )
-            if result.diverged:
-                refused[client] = "its loss or weights turned non-finite; lower the client rate"
-                continue
-            results[client] = result
             if broadcast.buffers:
                 buffers[client] = self.model.buffers()
-        return gather(results, buffers, refused, broadcast.w)
+        return gather(results, buffers, broadcast.w)
+
+    def train_one(
+        self,
+        w: Tensor,
+        buffers: Mapping[str, Tensor],
+        client: int,
+        round: int,
+        correction: Tensor | None,
+    ) -> LocalResult:
+        """LocalSGD at one client; the model is left with that client's buffers."""
+        if buffers:
+            self.model.load_buffers(buffers)
+        x, y = self.dataset.client(client)
+        return self.local_sgd.train(
+            self.model,
+            self.loss,
+            w,
+            (x.to(w.device), y.to(w.device)),
+            seed=self.seed,
+            round=round,
+            client=client,
+            correction=correction,
+            augment=self.dataset.augment,
+            compiled=self.compiled,
+        )
+
+
+def corrections_of(broadcast: Broadcast) -> dict[int, Tensor]:
+    """The correction of each client, (d,); empty if the algorithm has none."""
+    if broadcast.corrections is None:
+        return {}
+    return dict(zip(broadcast.clients.tolist(), broadcast.corrections, strict=True))
 
 
 def gather(
-    results: Mapping[int, LocalResult],
-    buffers: Mapping[int, Mapping[str, Tensor]],
-    refused: Mapping[int, str],
-    w: Tensor,
+    results: Mapping[int, LocalResult], buffers: Mapping[int, Mapping[str, Tensor]], w: Tensor
 ) -> RoundUpdates:
-    """The results of a round's clients, stacked."""
-    kept = list(results.values())
-    deltas = torch.stack([r.delta for r in kept]) if kept else w.new_empty(0, len(w))
+    """The results of a round's clients, copied and stacked; those that diverged are refused."""
+    kept = {client: result for client, result in results.items() if not result.diverged}
+    rows = [result.delta for result in kept.values()]
+    deltas = torch.stack(rows) if rows else w.new_empty(0, len(w))
     return RoundUpdates(
-        clients=torch.tensor(list(results), dtype=torch.int64),
+        clients=torch.tensor(list(kept), dtype=torch.int64),
         deltas=deltas,
-        num_steps=torch.tensor([r.num_steps for r in kept], dtype=torch.int64),
-        num_examples=torch.tensor([r.num_examples for r in kept], dtype=torch.int64),
-        scale=sum(r.walk for r in kept) / len(kept) if kept else 1.0,
-        refused=dict(refused),
-        buffers=dict(buffers),
-        losses={client: result.mean_loss for client, result in results.items()},
+        measured=Magnitudes.known([result.magnitude for result in kept.values()], deltas),
+        num_steps=torch.tensor([r.num_steps for r in kept.values()], dtype=torch.int64),
+        num_examples=torch.tensor([r.num_examples for r in kept.values()], dtype=torch.int64),
+        scale=sum(r.walk for r in kept.values()) / len(kept) if kept else 1.0,
+        refused={client: DIVERGED for client in results if client not in kept},
+        buffers={client: of_client for client, of_client in buffers.items() if client in kept},
+        losses={client: result.mean_loss for client, result in kept.items()},
     )

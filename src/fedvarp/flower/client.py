@@ -1,0 +1,93 @@
+"""What a user may add to a client app: a name that lasts, and steps that are counted."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedvarp.flower.replies import CLIENT_LR, NUM_STEPS
+
+IDENTITY_ACTION: Final = "identity"
+IDENTITY_RECORD: Final = "identity"
+CORRECTION_RECORD: Final = "correction"
+
+
+def answer_identity(app: ClientApp, *keys: str) -> None:
+    """Lets the server ask who a client is, before it is drawn for the first time.
+
+    One line beside ``app = ClientApp()``::
+
+        answer_identity(app)                             # tells its partition-id
+        answer_identity(app, "hospital", "region")       # or whatever else its node config names
+
+    Args:
+        app: The client app.
+        *keys: Keys of the SuperNode's ``--node-config`` that are told; no others are.
+    """
+    told = keys or ("partition-id",)
+
+    def identity(message: Message, context: Context) -> Message:
+        known = {key: context.node_config[key] for key in told if key in context.node_config}
+        return Message(RecordDict({IDENTITY_RECORD: ConfigRecord({**known})}), reply_to=message)
+
+    app.query(IDENTITY_ACTION)(identity)
+
+
+class LocalSteps:
+    """Corrects and counts the steps of a torch optimiser: SCAFFOLD's part in the client.
+
+    Three lines in ``@app.train()``::
+
+        steps = LocalSteps(msg, model, optimizer)        # before training
+        ...                                              # the training loop stays as it is
+        metrics = {"num-examples": n, **steps.metrics()}
+
+    Every `optimizer.step` first adds the server's correction c − c_i to the gradients, if the
+    message brings one, and is counted. The optimiser must be SGD, with or without momentum.
+
+    Args:
+        message: As it came from the server.
+        model: With the names of its parameters as in the arrays that travel.
+        optimizer: Whose steps are counted.
+    """
+
+    def __init__(
+        self, message: Message, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._corrections = _corrections(message, model)
+        self._steps = 0
+        self._walk = 0.0
+        self._momentum_so_far = 0.0
+        optimizer.register_step_pre_hook(self._before_step)
+
+    def metrics(self) -> dict[str, int | float]:
+        """For the reply's MetricRecord: steps taken and the rate they were taken at."""
+        return {NUM_STEPS: self._steps, CLIENT_LR: self._walk / max(1, self._steps)}
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter, correction in self._corrections:
+            if parameter.grad is None:
+                parameter.grad = correction.clone()
+            else:
+                parameter.grad.add_(correction)
+        group = optimizer.param_groups[0]
+        # Momentum repeats each gradient; counted as often, the update stays a mean of gradients.
+        self._momentum_so_far = group.get("momentum", 0.0) * self._momentum_so_far + 1
+        self._walk += float(group["lr"]) * self._momentum_so_far
+        self._steps += 1
+
+
+def _corrections(message: Message, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    record = message.content.array_records.get(CORRECTION_RECORD)
+    if record is None:
+        return []
+    parameters = dict(model.named_parameters())
+    return [
+        (parameters[name], torch.from_numpy(array.numpy().copy()).to(parameters[name].device))
+        for name, array in record.items()
+        if name in parameters
+    ]

@@ -1,0 +1,129 @@
+"""Makes the server of a federation, or takes it up again where its checkpoint left it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord
+
+from fedvarp.algorithms import Aggregator, cluster_fedvarp
+from fedvarp.algorithms.by_name import TableSettings, make_algorithm
+from fedvarp.checkpoint import Checkpoint, CheckpointError
+from fedvarp.flower.arrays import Layout
+from fedvarp.flower.clusters import Clusters
+from fedvarp.flower.federation import Federation
+from fedvarp.flower.identity import Identities, name_order
+from fedvarp.flower.replies import ReplyReader
+from fedvarp.flower.units import Units
+from fedvarp.server import Server
+from fedvarp.server_optimizers import SGD
+
+if TYPE_CHECKING:
+    from fedvarp.flower.settings import StrategySettings
+
+Entries = dict[str, dict[str, Any]]
+
+
+def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Federation, Entries]:
+    """The federation that a strategy describes, and the entries of its checkpoint.
+
+    Args:
+        strategy: The settings.
+        arrays: The initial model; only its names, shapes and dtypes count in a run that goes on.
+    """
+    layout = Layout.of(arrays)
+    with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
+        checkpoint = None
+        if strategy.checkpoint is not None:
+            checkpoint = Checkpoint(strategy.checkpoint)
+            opened.callback(checkpoint.close)
+            _refuse_another_run(checkpoint, layout, strategy)
+        entries = {} if checkpoint is None else checkpoint.entries()
+        clients, clusters = _population(strategy, checkpoint, entries)
+        saved = (checkpoint.server_description if checkpoint else None) or {}
+        table = TableSettings(
+            num_clients=saved.get("num_clients", max(1, strategy.num_clients or 0)),
+            dim=layout.dim,
+            dtype=strategy.dtype,
+            folder=str(strategy.checkpoint) if strategy.states == "disk" else None,
+        )
+        aggregator = _aggregator(strategy.algorithm, table, clients, clusters)
+        for rows in () if aggregator.states is None else aggregator.states.tables():
+            opened.callback(rows.close)
+        optimizer = strategy.server_optimizer or SGD(lr=strategy.server_lr)
+        server = Server(layout.vector(arrays), aggregator, optimizer)
+        units = Units(strategy.client_lr)
+        buffers = layout.read_buffers(arrays)
+        if checkpoint is not None and checkpoint.restore(server):
+            units.load(checkpoint.notes["units"])
+            buffers = checkpoint.tensors()
+        opened.pop_all()
+    federation = Federation(
+        layout=layout,
+        server=server,
+        clients=clients,
+        units=units,
+        reader=ReplyReader(
+            layout,
+            strategy.arrayrecord_key,
+            strategy.max_update_norm,
+            steps_needed=strategy.algorithm == "scaffold",
+        ),
+        buffers=buffers,
+        identity=strategy.identity,
+        seed=strategy.seed,
+        clusters=clusters,
+        checkpoint=checkpoint,
+        weighted_by_examples=strategy.weighted_by == "examples",
+        rounds_kept=strategy.late_replies,
+    )
+    if clusters is not None:
+        for name in sorted(clusters.names, key=name_order):
+            federation.place(clients.meet(name), clusters.label_of(name, None))
+    return federation, entries
+
+
+def _population(
+    strategy: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
+) -> tuple[Identities, Clusters | None]:
+    clients = Identities()
+    clients.load(entries)
+    if strategy.cluster_source is None:
+        return clients, None
+    clusters = Clusters(strategy.cluster_source)
+    if checkpoint is not None and checkpoint.notes:
+        clusters.labels = list(
+            checkpoint.notes["clusters"]
+        )  # others, of a longer mapping, follow when clients are placed
+    return clients, clusters
+
+
+def _aggregator(
+    name: str, table: TableSettings, clients: Identities, clusters: Clusters | None
+) -> Aggregator:
+    if clusters is None:
+        return make_algorithm(name, table)
+    cluster_of = clusters.cluster_of(clients, table.num_clients)
+    return cluster_fedvarp(cluster_of, table.rows(clusters.num_rows, None))
+
+
+def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: StrategySettings) -> None:
+    if checkpoint.round is None:
+        return
+    if checkpoint.notes.get("layout") != layout.digest:
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} has a model with other arrays. Start with the "
+            f"model it was begun with, or choose another folder; nothing was changed."
+        )
+    if checkpoint.notes["seed"] != strategy.seed:
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} was begun with seed={checkpoint.notes['seed']}, "
+            f"not {strategy.seed}. Use that seed, or choose another folder; nothing was changed."
+        )
+    if checkpoint.notes["identity"] != strategy.identity:
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} knows its clients by "
+            f"{checkpoint.notes['identity']!r}, not by {strategy.identity!r}: nobody would find "
+            f"their row again. Use the identity it was begun with, or choose another folder."
+        )

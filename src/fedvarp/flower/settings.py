@@ -1,0 +1,133 @@
+"""The settings that all strategies share, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedvarp.client_states.codecs import codec_named
+from fedvarp.flower.clusters import ClusterSource
+from fedvarp.flower.metrics import MetricsAggregator
+from fedvarp.flower.sampling import WhenOffline
+from fedvarp.server_optimizers import ServerOptimizer
+
+Weighting = Literal["uniform", "examples"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StrategySettings:
+    """Settings of a strategy.
+
+    Attributes:
+        num_clients: N at the start. It grows when more clients turn up; None: from none.
+        clients_per_round: M; None: `fraction_train` of the clients.
+        fraction_train: Share of the clients asked in a round, unless `clients_per_round` is given.
+        fraction_evaluate: Share of the nodes online that evaluate the model after a round.
+        seed: The same seed gives the same cohorts, whatever Flower's node ids are.
+        server_lr: η_s; the paper's 1.0.
+        server_optimizer: In place of SGD(server_lr), such as `fedvarp.Momentum`.
+        client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
+            same for all clients and rounds.
+        checkpoint: Folder that holds the run; started again with it, the run goes on.
+        states: Where the table of client states lives; "disk" needs `checkpoint`.
+        dtype: How its rows are stored: float32, bfloat16, float16 or int8.
+        identity: What a client is known by: the key it reports ("partition-id", or any other),
+            "supernode-key" or "node-id".
+        ask_names: Whether nodes are asked for their name before they are first drawn; clients
+            answer with `fedvarp.flower.answer_identity`.
+        when_offline: A client that is drawn and offline is replaced, or the round has fewer.
+        min_available_nodes: Nodes to wait for before a round, while its timeout lasts; None: a
+            whole cohort before the first round, `min_replies` before the others.
+        min_replies: With fewer good replies a round changes nothing.
+        late_replies: Rounds for which a late reply still refreshes its client's row; 0: never.
+        max_update_norm: Longest update that is believed, ‖w − w_i‖; None: any.
+        arrayrecord_key: Name of the record that holds the model in a message.
+        configrecord_key: Name of the record that holds the configuration.
+        train_metrics_aggr_fn: As in Flower's FedAvg; None: means weighted by examples.
+        evaluate_metrics_aggr_fn: The same for evaluations.
+    """
+
+    algorithm: ClassVar[str]
+
+    num_clients: int | None = None
+    clients_per_round: int | None = None
+    fraction_train: float = 1.0
+    fraction_evaluate: float = 1.0
+    seed: int = 0
+    server_lr: float = 1.0
+    server_optimizer: ServerOptimizer | None = None
+    client_lr: float = 1.0
+    checkpoint: str | os.PathLike[str] | None = None
+    states: Literal["memory", "disk"] = "memory"
+    dtype: str = "float32"
+    identity: str = "partition-id"
+    ask_names: bool = True
+    when_offline: WhenOffline = "replace"
+    min_available_nodes: int | None = None
+    min_replies: int = 1
+    late_replies: int = 10
+    max_update_norm: float | None = None
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: MetricsAggregator | None = None
+    evaluate_metrics_aggr_fn: MetricsAggregator | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed, right in (
+            ("num_clients", self.num_clients is None or self.num_clients >= 1, "at least 1"),
+            (
+                "clients_per_round",
+                self.clients_per_round is None or self.clients_per_round >= 1,
+                "at least 1",
+            ),
+            ("fraction_train", 0 < self.fraction_train <= 1, "above 0 and at most 1"),
+            ("fraction_evaluate", 0 <= self.fraction_evaluate <= 1, "from 0 to 1"),
+            ("server_lr", self.server_lr > 0, "above 0"),
+            ("client_lr", self.client_lr > 0, "above 0"),
+            ("states", self.states in ("memory", "disk"), "'memory' or 'disk'"),
+            ("identity", bool(self.identity), "a key that clients report"),
+            ("when_offline", self.when_offline in ("replace", "fewer"), "'replace' or 'fewer'"),
+            ("min_replies", self.min_replies >= 1, "at least 1"),
+            ("late_replies", self.late_replies >= 0, "0 or more rounds"),
+            (
+                "max_update_norm",
+                self.max_update_norm is None or self.max_update_norm > 0,
+                "above 0",
+            ),
+        ):
+            if not allowed:
+                found = getattr(self, name)
+                raise ValueError(f"{type(self).__name__}: {name}={found!r} must be {right}.")
+        if self.states == "disk" and self.checkpoint is None:
+            raise ValueError(
+                f"{type(self).__name__}: states='disk' needs a folder for the rows; give "
+                f"checkpoint='some/folder'."
+            )
+        if self.server_optimizer is not None and self.server_lr != 1.0:
+            raise ValueError(
+                f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
+                f"its own; not both."
+            )
+        if self.clients_per_round is not None and self.min_replies > self.clients_per_round:
+            raise ValueError(
+                f"{type(self).__name__}: min_replies={self.min_replies} can never be reached with "
+                f"clients_per_round={self.clients_per_round}."
+            )
+        codec_named(self.dtype)
+
+    @property
+    def cluster_source(self) -> ClusterSource | None:
+        """Where clusters come from; None: each client has a row of its own."""
+        return None
+
+    @property
+    def weighted_by(self) -> Weighting:
+        """How the clients of a round are weighted against each other."""
+        return "uniform"
+
+    def cohort_size(self, num_clients: int) -> int:
+        """M, if there are that many clients."""
+        if self.clients_per_round is not None:
+            return self.clients_per_round
+        return max(1, round(self.fraction_train * num_clients))

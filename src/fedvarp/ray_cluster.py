@@ -1,0 +1,58 @@
+"""The way to Ray, for sweeps and training: a cluster that is up, or one on this machine only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+# Ray's switch for laptops; on Linux too it keeps the cluster off all networks but loopback.
+_CLUSTERS: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+def connect(address: str | None, num_cpus: int, instead: str) -> Any:
+    """The module `ray`, connected.
+
+    Args:
+        address: Of a cluster that is up ("auto": the one of this machine); None starts one that
+            listens on 127.0.0.1 only.
+        num_cpus: Of the cluster that is started here.
+        instead: What to do without Ray, a sentence.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: No cluster answers.
+    """
+    ray = _import_ray(address is None, instead)
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        # "local", or Ray would join a cluster that happens to be up on this machine.
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+        return ray
+    try:
+        ray.init(address=address, **quiet)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"No Ray cluster answers at {address}: {error}. Is it up (`ray status`)? A "
+            f"cluster that asks for a token takes it from RAY_AUTH_TOKEN, as Ray documents."
+        ) from error
+    return ray
+
+
+def _import_ray(own_cluster: bool, instead: str) -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if own_cluster and _CLUSTERS not in os.environ:
+        if sys.platform == "linux" and sys.modules.get("ray") is not None:
+            raise RuntimeError(
+                f"Ray was imported before {_CLUSTERS}=0 could be set, and a cluster started now "
+                f"would listen on all networks. Set it in the environment, or start a cluster "
+                f'yourself and give its address, such as "auto".'
+            )
+        os.environ[_CLUSTERS] = "0"
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            f'Ray is not installed: pip install "fedvarp[ray]". Without it, {instead}'
+        ) from error
+    return ray

@@ -1,0 +1,21 @@
+"""Which error holds training back: the paper's theorems as numbers.
+
+`error_terms` splits the bound on min E‖∇f(w)‖² by cause; `conditions` says whether the learning
+rates are within the theorem; `corollary` gives the rates that the paper prescribes.
+"""
+
+from fedvarp.theory.conditions import Condition, conditions
+from fedvarp.theory.corollaries import Corollary, corollary
+from fedvarp.theory.error_terms import ErrorTerms, error_terms
+from fedvarp.theory.participation import chance_of_absence, sampling_variance
+
+__all__ = [
+    "Condition",
+    "Corollary",
+    "ErrorTerms",
+    "chance_of_absence",
+    "conditions",
+    "corollary",
+    "error_terms",
+    "sampling_variance",
+]

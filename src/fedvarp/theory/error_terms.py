@@ -1,0 +1,205 @@
+"""The bounds of Theorems 1, 2 and 3 on min E‖∇f(w)‖², term by term, with explicit constants.
+
+The theorems are stated with O(·); the constants are those of the last lines of their proofs in the
+appendix. `docs/decisions/theory-constants.md` derives each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fedvarp.theory.checks import (
+    refuse_algorithm,
+    refuse_counts,
+    refuse_numbers,
+    refuse_steps,
+)
+from fedvarp.theory.participation import Staleness, sampling_variance
+
+
+@dataclass(frozen=True)
+class ErrorTerms:
+    """A bound on the smallest E‖∇f(w)‖² of T rounds, as the sum of what causes it.
+
+    Attributes:
+        algorithm: "fedavg", "fedvarp" or "cluster_fedvarp".
+        initial: Effect of the initial model; falls as 1/T.
+        stochastic_gradient: Mini-batches are not the whole data of a client.
+        partial_participation: The clients of a round are not all clients. Zero for FedVARP; for
+            ClusterFedVARP the paper's cluster heterogeneity error, which takes its place.
+        client_drift: Clients walk towards optima of their own.
+        start_up: The states y_i are zero at first; falls as 1/T. Zero for FedAvg, which has none.
+        exact: False if clusters are of unequal sizes, which Theorem 3 does not cover.
+    """
+
+    algorithm: str
+    initial: float
+    stochastic_gradient: float
+    partial_participation: float
+    client_drift: float
+    start_up: float
+    exact: bool
+
+    @property
+    def floor(self) -> float:
+        """What no number of rounds removes at these learning rates."""
+        return self.stochastic_gradient + self.partial_participation + self.client_drift
+
+    @property
+    def total(self) -> float:
+        """The bound."""
+        return self.initial + self.floor + self.start_up
+
+    @property
+    def dominating(self) -> str:
+        """The name of the largest term of the floor."""
+        return max(
+            ("stochastic_gradient", "partial_participation", "client_drift"),
+            key=lambda name: float(getattr(self, name)),
+        )
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """The numbers in the last line of a proof."""
+
+    initial: int
+    noise: int  # of the cohort's mean
+    noise_in_drift: int  # that local steps add up
+    participation: int
+    drift: int
+
+
+_CONSTANTS: Final = {
+    "fedavg": _Constants(initial=4, noise=4, noise_in_drift=8, participation=12, drift=32),
+    "fedvarp": _Constants(initial=4, noise=40, noise_in_drift=24, participation=0, drift=96),
+    "cluster_fedvarp": _Constants(
+        initial=4, noise=160, noise_in_drift=24, participation=128, drift=96
+    ),
+}
+
+
+def error_terms(
+    *,
+    algorithm: str,
+    num_clients: int,
+    clients_per_round: int,
+    rounds: int,
+    num_steps: float,
+    client_lr: float,
+    server_lr: float = 1.0,
+    smoothness: float,
+    sigma2: float,
+    sigma_g2: float,
+    sigma_K2: float | None = None,
+    initial_gap: float,
+    num_clusters: int | None = None,
+    cluster_sizes: Sequence[int] | None = None,
+    initial_gradient_norm2: float | None = None,
+) -> ErrorTerms:
+    """The terms of the bound for one algorithm. They hold if all `conditions` are met.
+
+    Arguments that only another algorithm's theorem uses are ignored, so that the same ones can be
+    given for all three.
+
+    >>> terms = error_terms(
+    ...     algorithm="fedavg", num_clients=250, clients_per_round=5, rounds=1000, num_steps=10,
+    ...     client_lr=0.004, smoothness=1.0, sigma2=1.0, sigma_g2=1.0, initial_gap=1.0,
+    ... )
+    >>> terms.dominating, round(terms.partial_participation, 4), round(terms.client_drift, 4)
+    ('partial_participation', 0.0945, 0.0461)
+
+    Args:
+        algorithm: "fedavg" (Theorem 1), "fedvarp" (Theorem 2) or "cluster_fedvarp" (Theorem 3).
+        num_clients: N.
+        clients_per_round: M.
+        rounds: T.
+        num_steps: τ. The theorems take it to be the same for all clients; for a mean of unequal
+            τ_i the bound is approximate.
+        client_lr: η_c.
+        server_lr: η_s.
+        smoothness: L of every f_i.
+        sigma2: σ², the variance of a mini-batch gradient.
+        sigma_g2: σ_g², the mean over clients of ‖∇f_i − ∇f‖². The paper assumes a bound for every
+            client, but its proofs use the mean only.
+        sigma_K2: σ_K², the same within clusters; for cluster_fedvarp.
+        initial_gap: f(w⁰) − f*.
+        num_clusters: K, for cluster_fedvarp with clusters as equal as N allows.
+        cluster_sizes: In place of `num_clusters`, the number of clients of each.
+        initial_gradient_norm2: ‖∇f(w⁰)‖², for the start-up part; at most 2 L · initial_gap, which
+            stands in for it unless given.
+    """
+    refuse_algorithm(algorithm)
+    refuse_counts(num_clients, clients_per_round)
+    refuse_steps(num_steps)
+    optional = {"sigma_K2": sigma_K2, "initial_gradient_norm2": initial_gradient_norm2}
+    refuse_numbers(
+        above_zero={
+            "rounds": rounds,
+            "client_lr": client_lr,
+            "server_lr": server_lr,
+            "smoothness": smoothness,
+        },
+        not_negative={"sigma2": sigma2, "sigma_g2": sigma_g2, "initial_gap": initial_gap}
+        | {name: value for name, value in optional.items() if value is not None},
+    )
+    N, M, T, L, tau = num_clients, clients_per_round, rounds, smoothness, num_steps
+    step = server_lr * client_lr * tau  # η̃_s
+    local = client_lr**2 * L**2 * (tau - 1)
+    sampling = sampling_variance(N, M)  # (N − M) / (M (N − 1))
+    if initial_gradient_norm2 is None:
+        initial_gradient_norm2 = 2 * L * initial_gap
+
+    drift = 2 * local * sigma2 + 8 * local * tau * (sigma_g2 + initial_gradient_norm2)  # Lemma 6
+    first_round = _FirstRound(
+        variance=sigma2 / (M * tau) + 2 * sampling * (sigma_g2 + drift),
+        gradients=sigma_g2 + initial_gradient_norm2,
+    )
+    heterogeneity, start_up, exact = sigma_g2, 0.0, True
+    if algorithm == "fedvarp":
+        stale = Staleness.of_clients(N, M)
+        start_up = first_round.echo(step * L, stale.absent / stale.present / M)
+    elif algorithm == "cluster_fedvarp":
+        heterogeneity = _given(sigma_K2)
+        stale = Staleness.of_clusters(N, M, num_clusters, cluster_sizes)
+        start_up = first_round.echo(step * L, stale.absent / stale.present * sampling)
+        exact = stale.exact
+    constant = _CONSTANTS[algorithm]
+    return ErrorTerms(
+        algorithm=algorithm,
+        initial=constant.initial * initial_gap / (step * T),
+        stochastic_gradient=constant.noise * step * L * sigma2 / (M * tau)
+        + constant.noise_in_drift * local * sigma2,
+        partial_participation=constant.participation * step * L * sampling * heterogeneity,
+        client_drift=constant.drift * local * tau * sigma_g2,
+        start_up=start_up / T,
+        exact=exact,
+    )
+
+
+@dataclass(frozen=True)
+class _FirstRound:
+    """What the proofs of Theorems 2 and 3 owe to the states being zero at first.
+
+    Attributes:
+        variance: E‖v⁰ − h̄⁰‖²; v⁰ is FedAvg's. The paper leaves it as it stands.
+        gradients: 1/N Σ ‖∇f_i(w⁰)‖² = ‖∇f(w⁰)‖² + σ_g², which the states lack.
+    """
+
+    variance: float
+    gradients: float
+
+    def echo(self, step_times_smoothness: float, staleness: float) -> float:
+        """T times the start-up part, for states that take that long to be filled."""
+        return step_times_smoothness * (8 * self.variance + 32 * staleness * self.gradients)
+
+
+def _given(sigma_K2: float | None) -> float:
+    if sigma_K2 is None:
+        raise ValueError(
+            "cluster_fedvarp needs sigma_K2, the heterogeneity within clusters; with one cluster "
+            "it is sigma_g2, with a cluster for each client 0."
+        )
+    return sigma_K2

@@ -1,0 +1,122 @@
+"""The fastest trainer for the job at hand, found by trying."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.round_updates import RoundUpdates
+from fedvarp.server import Broadcast
+from fedvarp.trainers.client_trainer import ClientTrainer
+
+_TRIALS: Final = 2  # rounds; the first pays for what is set up once, the last one decides
+_TOO_SHORT: Final = 0.02  # seconds: a shorter round is not worth the talk between processes
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trainer that may be chosen.
+
+    Attributes:
+        trainer: It.
+        exact: Whether its updates are those of the plain loop, bit for bit.
+        for_long_rounds: Whether it is worth a try only if rounds take a while.
+    """
+
+    trainer: ClientTrainer
+    exact: bool = True
+    for_long_rounds: bool = False
+
+
+@dataclass(eq=False)
+class AutoTrainer:
+    """Has the first rounds trained by every candidate, and the rest by the fastest of them.
+
+    The rounds tried out count: they end with the updates of the first candidate, the plain loop.
+    A candidate that fails, or whose updates are not what it promises, is out.
+
+    Args:
+        candidates: By name; the first is the reference.
+        on_choice: Told the name chosen, and why.
+    """
+
+    candidates: Mapping[str, Candidate]
+    on_choice: Callable[[str, str], None]
+    current: ClientTrainer = field(init=False)
+    _seconds: dict[str, list[float]] = field(default_factory=dict)
+    _out: dict[str, str] = field(default_factory=dict)
+    _chosen: bool = False
+
+    def __post_init__(self) -> None:
+        self.current = next(iter(self.candidates.values())).trainer
+
+    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        """See `ClientTrainer.train`."""
+        if self._chosen:
+            return self.current.train(broadcast, clients, round)
+        reference, *others = self.candidates
+        expected = self._timed(reference, broadcast, clients, round)
+        for name in others:
+            candidate = self.candidates[name]
+            if name in self._out:
+                continue
+            if candidate.for_long_rounds and self._seconds[reference][-1] < _TOO_SHORT:
+                self._out[name] = "not tried: the rounds are too short to share"
+                continue
+            try:
+                found = self._timed(name, broadcast, clients, round)
+            except Exception as error:
+                self._out[name] = f"failed: {' '.join(str(error).split())[:200]}"
+                continue
+            if not _agree(expected, found, candidate.exact):
+                self._out[name] = "gave other updates than the plain loop"
+        if len(self._seconds[reference]) == _TRIALS or set(others) == set(self._out):
+            self._choose()
+        return expected
+
+    def _timed(self, name: str, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        start = time.perf_counter()
+        updates = self.candidates[name].trainer.train(broadcast, clients, round)
+        self._seconds.setdefault(name, []).append(time.perf_counter() - start)
+        return updates
+
+    def _choose(self) -> None:
+        last = {name: s[-1] for name, s in self._seconds.items() if name not in self._out}
+        fastest = min(last, key=last.__getitem__)
+        reasons = [f"{name} {seconds:.3g} s a round" for name, seconds in last.items()]
+        reasons += [f"{name} {why}" for name, why in self._out.items()]
+        self._chosen = True
+        self.current = self.candidates[fastest].trainer
+        for name, candidate in self.candidates.items():
+            if name != fastest:
+                close(candidate.trainer)
+        _logger.info("trainer = %s: %s", fastest, "; ".join(reasons))
+        self.on_choice(fastest, "; ".join(reasons))
+
+    def close(self) -> None:
+        """Ends what the candidates have started."""
+        for candidate in self.candidates.values():
+            close(candidate.trainer)
+
+
+def close(trainer: ClientTrainer) -> None:
+    """Ends the processes of a trainer that has any."""
+    ending = getattr(trainer, "close", None)
+    if ending is not None:
+        ending()
+
+
+def _agree(expected: RoundUpdates, found: RoundUpdates, exact: bool) -> bool:
+    if expected.clients.tolist() != found.clients.tolist():
+        return False
+    if exact:
+        return torch.equal(expected.deltas, found.deltas) and expected.scale == found.scale
+    return torch.allclose(expected.deltas, found.deltas, rtol=1e-3, atol=1e-4)

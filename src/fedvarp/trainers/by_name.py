@@ -1,0 +1,120 @@
+"""Trainers by the names that settings use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+
+from fedvarp.compiled_gradient import CompiledGradient
+from fedvarp.cores import usable_cores
+from fedvarp.data import FederatedDataset
+from fedvarp.evaluation import Evaluator
+from fedvarp.flat_model import FlatModel
+from fedvarp.local_sgd import LocalSGD, Loss
+from fedvarp.trainers.auto import AutoTrainer, Candidate
+from fedvarp.trainers.client_trainer import ClientTrainer
+from fedvarp.trainers.parallel import ParallelTrainer
+from fedvarp.trainers.sequential import SequentialTrainer
+from fedvarp.trainers.vectorised import VectorisedTrainer
+
+TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
+TRAINERS: Final[tuple[str, ...]] = get_args(TrainerName)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerParts:
+    """What every trainer is made from.
+
+    Attributes:
+        dataset: The clients' examples.
+        model: The model, on the device it is trained on.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+        evaluator: Shared with trainers that evaluate while they train.
+        workers: Processes; None: one for each core.
+        compile: Whether gradients are compiled.
+        exact: Whether "auto" keeps to trainers with the plain loop's figures, bit for bit.
+    """
+
+    dataset: FederatedDataset
+    model: FlatModel
+    loss: Loss
+    local_sgd: LocalSGD
+    seed: int
+    evaluator: Evaluator
+    workers: int | None = None
+    compile: bool = False
+    exact: bool = True
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether processes can share the model."""
+        return all(part.device.type == "cpu" for part in self.model.module.parameters())
+
+
+def make_trainer(
+    name: str, parts: TrainerParts, on_choice: Callable[[str, str], None]
+) -> ClientTrainer:
+    """The trainer of that name.
+
+    Args:
+        name: One of `TRAINERS`.
+        parts: What it is made from.
+        on_choice: Told what "auto" has chosen, and why.
+    """
+    if name not in TRAINERS:
+        raise ValueError(f"trainer={name!r} is none of {', '.join(TRAINERS)}.")
+    if parts.compile and name in ("vectorised", "ray"):
+        raise ValueError(
+            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
+        )
+    if name == "auto":
+        return _auto(parts, on_choice)
+    if name == "parallel":
+        return ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
+    if name == "vectorised":
+        return _vectorised(parts)
+    if name == "ray":
+        from fedvarp.trainers.on_ray import RayTrainer
+
+        return RayTrainer(
+            parts.dataset,
+            parts.model,
+            parts.loss,
+            parts.local_sgd,
+            parts.seed,
+            num_workers=parts.workers,
+        )
+    return _plain(parts)
+
+
+def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTrainer:
+    candidates = {"sequential": Candidate(_plain(parts))}
+    if _can_share(parts):
+        parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
+        candidates["parallel"] = Candidate(parallel, for_long_rounds=True)
+    if not parts.exact and not parts.compile:
+        candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
+    return AutoTrainer(candidates, on_choice)
+
+
+def _can_share(parts: TrainerParts) -> bool:
+    """Whether workers would help, and would give the plain loop's figures."""
+    several = (parts.workers or usable_cores()) > 1
+    same_sums = torch.get_num_threads() == 1 or not parts.exact
+    return several and same_sums and parts.on_cpu and not parts.compile
+
+
+def _plain(parts: TrainerParts) -> SequentialTrainer:
+    compiled = CompiledGradient(parts.model, parts.loss) if parts.compile else None
+    return SequentialTrainer(
+        parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, compiled
+    )
+
+
+def _vectorised(parts: TrainerParts) -> VectorisedTrainer:
+    return VectorisedTrainer(parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed)

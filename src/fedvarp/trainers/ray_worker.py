@@ -1,0 +1,94 @@
+"""What runs in a Ray actor: the sequential trainer, one client at a time."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedvarp.data import FederatedDataset
+from fedvarp.flat_model import FlatModel
+from fedvarp.local_sgd import LocalSGD, Loss
+from fedvarp.round_updates import RoundUpdates
+from fedvarp.server import Broadcast
+from fedvarp.trainers.sequential import SequentialTrainer
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What all clients have in common, but for their data."""
+
+    module: nn.Module
+    loss: Loss
+    local_sgd: LocalSGD
+    seed: int
+
+
+class Worker:
+    """The class of the actors. The data set may lie in memory that the actors of a node share."""
+
+    def __init__(self, dataset: FederatedDataset, job: Job) -> None:
+        import ray
+
+        torch.set_num_threads(1)  # the sums of floats depend on it
+        _register(ray)
+        own = copy.deepcopy(job)  # shared memory is read-only, and buffers will be written
+        self._trainer = SequentialTrainer(
+            dataset, FlatModel(own.module), own.loss, own.local_sgd, own.seed
+        )
+
+    def ready(self) -> None:
+        """Returns once the actor is up."""
+
+    def train(
+        self, broadcast: Broadcast, client: int, correction: Tensor | None, round: int
+    ) -> RoundUpdates:
+        """LocalSGD at one client.
+
+        Args:
+            broadcast: What all clients of the round are sent; its clients and corrections are not
+                looked at.
+            client: i.
+            correction: (d,), added to each of its gradients.
+            round: t.
+        """
+        rows = None if correction is None else correction[None]
+        sent = replace(broadcast, clients=torch.tensor([client]), corrections=rows)
+        return self._trainer.train(sent, sent.clients, round)
+
+
+@contextmanager
+def tensors_in_shared_memory(ray: Any) -> Iterator[None]:
+    """What is put into Ray's object store within is read from there without a copy, read-only."""
+    _register(ray)
+    try:
+        yield
+    finally:
+        ray.util.deregister_serializer(Tensor)  # tensors that others send are none of our business
+
+
+def _register(ray: Any) -> None:
+    ray.util.register_serializer(Tensor, serializer=_packed, deserializer=_unpacked)
+
+
+Packed = tuple[NDArray[np.uint8], torch.dtype, torch.Size]
+
+
+def _packed(tensor: Tensor) -> Packed:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy(), flat.dtype, tensor.shape
+
+
+def _unpacked(packed: Packed) -> Tensor:
+    octets, dtype, shape = packed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(octets).view(dtype).reshape(shape)

@@ -1,0 +1,242 @@
+"""The clients of a round as one more axis of every tensor: for small dense models, and for GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
+
+from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import Augmentation
+from fedvarp.flat_model import FlatModel
+from fedvarp.local_sgd import LocalResult, LocalSGD, Loss
+from fedvarp.randomness import stream
+from fedvarp.round_updates import RoundUpdates
+from fedvarp.server import Broadcast
+from fedvarp.trainers.sequential import corrections_of, gather
+
+_PADDING: Final = -1
+
+
+class VectorisedTrainer:
+    """Step k of all clients at once; equal to `SequentialTrainer` to float tolerance.
+
+    Clients with fewer steps drop out of the later ones, and batches of unequal size are padded and
+    masked. For that the loss must be a mean over examples, which is checked on the first round;
+    the model may draw no random numbers (dropout) and change no buffers while it trains.
+
+    Args:
+        dataset: The clients' examples.
+        model: Computes the output.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+    """
+
+    def __init__(
+        self,
+        dataset: FederatedDataset,
+        model: FlatModel,
+        loss: Loss,
+        local_sgd: LocalSGD,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.model = model
+        self.loss = loss
+        self.local_sgd = local_sgd
+        self.seed = seed
+        self._trusts_the_loss = False
+
+    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        """LocalSGD at all of the clients together."""
+        if len(clients) == 0:
+            return gather({}, {}, broadcast.w)
+        cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
+        if not self._trusts_the_loss:
+            self._refuse_sums(cohort, broadcast.w)
+        if broadcast.buffers:
+            self.model.load_buffers(broadcast.buffers)
+        self.model.module.train()
+        results = self._train(cohort, broadcast, round)
+        ordered = {client: results[client] for client in clients.tolist()}
+        unchanged = dict.fromkeys(ordered, broadcast.buffers) if broadcast.buffers else {}
+        return gather(ordered, unchanged, broadcast.w)
+
+    def _train(self, cohort: _Cohort, broadcast: Broadcast, round: int) -> dict[int, LocalResult]:
+        w, sgd = broadcast.w, self.local_sgd
+        local = w.repeat(len(cohort.clients), 1)  # line 1, (M, d)
+        velocity = torch.zeros_like(local) if sgd.momentum else None
+        total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
+        rate, momentum_so_far, walk_so_far = sgd.lr * sgd.schedule(round), 0.0, [0.0]
+        for step in range(cohort.num_steps[0]):  # line 2
+            going = cohort.num_active(step)
+            x, y, mask = cohort.batch(step)
+            parameters = self.model.unflatten(local[:going])
+            for parameter in parameters.values():
+                parameter.requires_grad_()
+            losses = self._losses(parameters, x, y, mask)
+            parts = torch.autograd.grad(losses.sum(), list(parameters.values()))  # line 3
+            total_loss[:going] += losses.detach()
+            direction = sgd.direction(
+                torch.cat([part.flatten(1) for part in parts], dim=1),  # each client's own
+                local[:going],
+                None if velocity is None else velocity[:going],
+                None if cohort.corrections is None else cohort.corrections[:going],
+            )
+            local[:going].add_(direction, alpha=-rate)  # line 4
+            momentum_so_far = sgd.momentum * momentum_so_far + 1
+            walk_so_far.append(walk_so_far[-1] + rate * momentum_so_far)
+            rate *= sgd.step_decay
+        walks = [walk_so_far[steps] for steps in cohort.num_steps]
+        deltas = (w - local).div_(torch.tensor(walks, device=w.device).unsqueeze(1))  # line 6
+        low, high = torch.aminmax(deltas, dim=1)
+        magnitudes = torch.maximum(-low, high).tolist()
+        return {
+            client: LocalResult(
+                delta=deltas[m],
+                num_steps=cohort.num_steps[m],
+                walk=walks[m],
+                mean_loss=total / cohort.num_steps[m],
+                num_examples=cohort.num_examples[m],
+                magnitude=magnitudes[m],
+            )
+            for m, (client, total) in enumerate(
+                zip(cohort.clients, total_loss.tolist(), strict=True)
+            )
+        }
+
+    def _losses(
+        self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """(A,) the loss of each client's batch at its own parameters, (A, ...)."""
+        try:
+            outputs = _tensor(vmap(self._outputs)(parameters, x))  # (A, B, ...)
+            if mask is None and self.loss is not cross_entropy:
+                return _tensor(vmap(self.loss)(outputs, y))
+            by_example = self._by_example(outputs.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2])
+        except RuntimeError as error:
+            raise ValueError(
+                f"This model or loss cannot be trained for several clients at once: "
+                f"{str(error).splitlines()[0]} Layers that draw random numbers (dropout) or change "
+                f'buffers are the usual cause; trainer="parallel" takes any model.'
+            ) from error
+        if mask is None:
+            return by_example.mean(1)
+        return by_example.mul(mask).sum(1) / mask.sum(1)
+
+    def _outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        return _tensor(functional_call(self.model.module, parameters, (inputs,)))
+
+    def _by_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(n,) the loss of each example: that of a batch of one."""
+        if self.loss is cross_entropy:  # the usual one, which can say so itself, and faster
+            by_target = cross_entropy(outputs, targets, reduction="none")
+            return by_target.flatten(1).mean(1) if by_target.ndim > 1 else by_target
+
+        def of_one(output: Tensor, target: Tensor) -> Tensor:
+            return self.loss(output.unsqueeze(0), target.unsqueeze(0))
+
+        return _tensor(vmap(of_one)(outputs, targets))
+
+    def _refuse_sums(self, cohort: _Cohort, w: Tensor) -> None:
+        """Raises ValueError if the loss of a batch is not the mean over its examples."""
+        some = min(cohort.num_examples[0], self.local_sgd.batch_size)
+        x, y = cohort.x[:some], cohort.y[:some]
+        self.model.bind(w)
+        self.model.module.eval()
+        with torch.no_grad():
+            outputs = self.model.module(x)
+            whole, mean = self.loss(outputs, y), self._by_example(outputs, y).mean()
+        if not torch.allclose(whole, mean, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise ValueError(
+                f"The loss of a batch is {float(whole):.6g}, but the mean over its examples is "
+                f"{float(mean):.6g}. The vectorised trainer pads batches of unequal size, so it "
+                f'needs a loss that is a mean over examples; trainer="parallel" takes any loss.'
+            )
+        self._trusts_the_loss = True
+
+
+@dataclass(frozen=True, eq=False)
+class _Cohort:
+    """The clients of a round, those with the most steps first, and all of their batches."""
+
+    clients: list[int]
+    num_examples: list[int]
+    num_steps: list[int]
+    corrections: Tensor | None  # (M, d)
+    x: Tensor  # (n, ...), the examples of all clients
+    y: Tensor  # (n, ...)
+    batches: Tensor  # (M, steps, batch size) rows of x and y, or _PADDING
+    padded: list[bool]  # of each step: whether a batch is smaller than others
+    augment: Augmentation | None
+    augmenting: list[torch.Generator]
+
+    @classmethod
+    def of(
+        cls, trainer: VectorisedTrainer, broadcast: Broadcast, clients: list[int], round: int
+    ) -> _Cohort:
+        """Loads the clients and draws their batches, the same as `LocalSGD.train` would."""
+        sgd, seed, device = trainer.local_sgd, trainer.seed, broadcast.w.device
+        examples = {client: trainer.dataset.client(client) for client in clients}
+        sizes = {client: tuple(sgd.batch_sizes(len(x))) for client, (x, _) in examples.items()}
+        order = sorted(clients, key=lambda client: -len(sizes[client]))
+        widest = max(max(of_client) for of_client in sizes.values())
+        rows = torch.full((len(order), len(sizes[order[0]]), widest), _PADDING)
+        first = 0
+        for m, client in enumerate(order):
+            num_examples = len(examples[client][0])
+            drawn = sgd.order(num_examples, seed, round, client).add_(first)
+            places = _places(sizes[client], widest)
+            rows[m].view(-1)[places] = drawn
+            first += num_examples
+        corrections = corrections_of(broadcast)
+        augment = trainer.dataset.augment
+        num_steps = [len(sizes[client]) for client in order]
+        return cls(
+            clients=order,
+            num_examples=[len(examples[client][0]) for client in order],
+            num_steps=num_steps,
+            corrections=torch.stack([corrections[i] for i in order]) if corrections else None,
+            x=torch.cat([examples[client][0] for client in order]).to(device),
+            y=torch.cat([examples[client][1] for client in order]).to(device),
+            batches=rows.to(device),
+            padded=[
+                any(s[step : step + 1] not in ((), (widest,)) for s in sizes.values())
+                for step in range(num_steps[0])
+            ],
+            augment=augment,
+            augmenting=[stream(seed, "augment", round, i) for i in order] if augment else [],
+        )
+
+    def num_active(self, step: int) -> int:
+        """How many clients take that step; they are the first ones."""
+        return sum(steps > step for steps in self.num_steps)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs (A, B, ...), targets (A, B, ...) and which of them are real; None: all."""
+        rows = self.batches[: self.num_active(step), step]
+        x, y = self.x[rows], self.y[rows]  # padding reads the last row, and counts for nothing
+        if self.augment is not None:
+            for inputs, real, generator in zip(x, rows != _PADDING, self.augmenting, strict=False):
+                inputs[real] = self.augment(inputs[real], generator)
+        mask = (rows != _PADDING).to(self.x.device) if self.padded[step] else None
+        return x, y, mask
+
+
+@lru_cache(maxsize=1024)
+def _places(sizes: tuple[int, ...], widest: int) -> Tensor:
+    """Where the examples of a client's batches stand in its padded (steps, widest) rows."""
+    steps = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    within = torch.cat([torch.arange(size) for size in sizes])
+    return steps * widest + within
+
+
+def _tensor(value: object) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value

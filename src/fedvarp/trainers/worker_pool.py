@@ -1,0 +1,213 @@
+"""Processes that do numbered work, are replaced when they die, and die with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import struct
+import sys
+import traceback
+import warnings
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+Task = tuple[int, int, int, int]  # what the numbers mean is between the caller and `work`
+Work = Callable[[Task], None]
+
+_FORMAT: Final = struct.Struct("<4q")
+_DONE: Final = b"\0"
+_MOST_TRIES: Final = 3
+_PR_SET_PDEATHSIG: Final = 1
+
+_logger = logging.getLogger(__name__)
+
+
+class WorkerError(Exception):
+    """The work itself failed, or it keeps ending the processes that try it."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: BaseProcess
+    pipe: connection.Connection
+    task: Task | None = None
+
+
+@dataclass(eq=False)
+class WorkerPool:
+    """Forked processes that share the parent's memory as it was when they started.
+
+    Because they are forked, `work` may be any function with anything in its closure, nothing is
+    pickled, and a worker costs milliseconds to replace. What it is to do goes over a pipe as four
+    numbers; what comes back is a byte, or the text of an exception. Results belong into memory that
+    is shared (`Board`).
+
+    Args:
+        num_workers: How many processes.
+        work: Called in a worker with each task.
+        prepare: Called in a worker when it starts.
+        describe: Names a task in messages.
+    """
+
+    num_workers: int
+    work: Work
+    prepare: Callable[[], None]
+    describe: Callable[[Task], str]
+    _workers: list[_Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not hasattr(os, "fork"):
+            raise WorkerError(
+                f"Parallel training forks its workers, which {sys.platform} cannot. "
+                f'trainer="sequential" gives the same figures.'
+            )
+        self._end = weakref.finalize(self, _end_all, self._workers)
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Does all tasks, each begun in the order given; returns when they are done.
+
+        A worker that dies is reported and replaced, and its task done again.
+
+        Raises:
+            WorkerError: A task raised an exception, or ended its worker several times.
+        """
+        try:
+            self._run(deque(tasks))
+        except BaseException:
+            self.close()  # the workers may be anywhere in their work; new ones start when needed
+            raise
+
+    def close(self) -> None:
+        """Ends the workers; `run` would start new ones."""
+        _end_all(self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes there are at this moment."""
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
+
+    def _run(self, waiting: deque[Task]) -> None:
+        tries: Counter[Task] = Counter()
+        while len(self._workers) < self.num_workers:
+            self._workers.append(self._start())
+        while waiting or any(worker.task is not None for worker in self._workers):
+            for worker in self._workers:
+                if worker.task is None and waiting:
+                    self._give(worker, waiting.popleft())
+            busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
+            for pipe in connection.wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]  # wait() gives back what it was given
+                task = worker.task
+                assert task is not None
+                worker.task = None
+                answer = _answer(worker.pipe)
+                if answer is None:
+                    tries[task] += 1
+                    self._replace(worker, task, tries[task])
+                    waiting.appendleft(task)
+                elif answer != _DONE:
+                    raise WorkerError(
+                        f"{self.describe(task)} failed in a worker process:\n{answer.decode()}"
+                    )
+
+    def _give(self, worker: _Worker, task: Task) -> None:
+        worker.task = task
+        # If it has died while idle, its pipe says so when the answer is read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            worker.pipe.send_bytes(_FORMAT.pack(*task))
+
+    def _replace(self, worker: _Worker, task: Task, tries: int) -> None:
+        worker.process.join()
+        how = _how_it_ended(worker.process.exitcode)
+        if tries >= _MOST_TRIES:
+            raise WorkerError(
+                f"{self.describe(task)} ended its worker process {tries} times, at last by {how}. "
+                f'Fewer workers leave each more memory; trainer="sequential" shows where it fails.'
+            )
+        _logger.warning(
+            "A worker process was ended by %s while it had %s. Another takes its place and does "
+            "it again.",
+            how,
+            self.describe(task),
+        )
+        worker.pipe.close()
+        self._workers[self._workers.index(worker)] = self._start()
+
+    def _start(self) -> _Worker:
+        ours, theirs = multiprocessing.Pipe()
+        others = [worker.pipe for worker in self._workers]
+        process = multiprocessing.get_context("fork").Process(
+            target=self._serve, args=(theirs, [ours, *others], os.getpid()), daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks beside threads. A worker takes no lock a thread may hold:
+            # it computes, on one thread, and answers over its own pipe.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _serve(
+        self,
+        pipe: connection.Connection,
+        of_the_parent: Sequence[connection.Connection],
+        parent: int,
+    ) -> None:
+        """What a worker does until its parent closes the pipe or dies."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _die_with_parent(parent)
+        for inherited in of_the_parent:
+            inherited.close()  # else the pipes of a dead parent would stay open
+        self.prepare()
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            while True:
+                task = _FORMAT.unpack(pipe.recv_bytes())
+                try:
+                    self.work(task)
+                    answer = _DONE
+                except Exception:
+                    answer = traceback.format_exc().encode()
+                pipe.send_bytes(answer)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Asks Linux for SIGKILL when the parent dies; elsewhere the closed pipe ends the worker."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _answer(pipe: connection.Connection) -> bytes | None:
+    """What the worker says; None if it is dead."""
+    try:
+        return pipe.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return None
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"{name} (too little memory?)" if -code == signal.SIGKILL else name
+    return f"exit code {code}"
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.process.close()
+    workers.clear()

@@ -1,0 +1,244 @@
+"""Rows follow names; the same seed gives the same cohorts whatever the node ids are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvarp.client_sampling import UniformSampler
+from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
+from fedvarp.flower.identity import Identities, name_order
+from fedvarp.flower.sampling import Candidate, candidates, draw
+from flower.in_process import InProcessGrid, be_the_server_app
+from flower.small_federation import a_grid, an_app, row_of, run, table, w0
+
+
+@pytest.fixture(autouse=True)
+def server_app() -> None:
+    be_the_server_app()
+
+
+def cohorts(grid: InProcessGrid) -> list[tuple[int, int]]:
+    """(round, partition-id) of everybody who was asked to train."""
+    return sorted((t, int(grid.nodes[n].config["partition-id"])) for t, n in grid.sent_to("train"))
+
+
+def test_the_same_seed_gives_the_same_cohorts_as_the_simulation() -> None:
+    found = []
+    for seed in (1, 2):
+        grid = a_grid(an_app(), 20, seed)
+        run(FedVARP(clients_per_round=4, seed=5, fraction_evaluate=0), grid, rounds=6)
+        found.append(cohorts(grid))
+    assert found[0] == found[1]
+    sampler = UniformSampler(20, 4, seed=5)
+    expected = [(t + 1, c) for t in range(6) for c in sampler.cohort(t).clients.tolist()]
+    assert found[0] == sorted(expected)
+
+
+def test_numbers_are_ordered_by_value_and_before_words() -> None:
+    assert sorted(["b", "10", "2", "a", "²"], key=name_order) == ["2", "10", "a", "b", "²"]
+
+
+@given(
+    num_known=st.integers(1, 12),
+    size=st.integers(1, 14),
+    online=st.sets(st.integers(0, 15)),
+    round=st.integers(0, 5),
+)
+def test_cohorts_are_online_distinct_and_as_large_as_can_be(
+    num_known: int, size: int, online: set[int], round: int
+) -> None:
+    clients = Identities()
+    for number in range(num_known):
+        clients.meet(str(number), node=number)
+    among = candidates(clients, sorted(online))
+    arguments: dict[str, Any] = {"seed": 0, "purpose": "cohort", "round": round}
+    full = draw(among, size, when_offline="replace", **arguments)
+    fewer = draw(among, size, when_offline="fewer", **arguments)
+    assert all(c.node in online for c in full)
+    assert len({c.node for c in full}) == len(full) == min(size, len(online), len(among))
+    assert [c for c in full if c in fewer] == fewer, "replacing adds to those who are online"
+
+
+def test_the_absent_are_replaced_by_anybody_else_equally_often() -> None:
+    """2 of 5, client 0 offline: each of the other four is asked in half of the rounds."""
+    among = [Candidate(i, None if i == 0 else i, str(i)) for i in range(5)]
+    count = torch.zeros(5)
+    for t in range(1500):
+        for c in draw(among, 2, seed=0, purpose="cohort", round=t, when_offline="replace"):
+            count[int(c.name)] += 1
+    assert count[0] == 0
+    # Standard deviation of a share: (0.25 / 1500) ** 0.5 = 0.013; five of them.
+    assert (count[1:] / 1500 - 0.5).abs().max() < 0.065
+
+
+def test_stock_clients_go_by_their_node_id_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = a_grid(an_app(answers=False), 5, seed=0)
+    strategy = FedVARP(clients_per_round=2, seed=0)
+    run(strategy, grid, rounds=4)
+    assert caplog.text.count("so that they go by their node id") == 1
+    assert caplog.text.count("equally many local") == 1
+    assert len(grid.sent_to("query.identity")) == 1, "one client that cannot answer is enough"
+    assert table(strategy).num_clients == 5, "N is those who may be drawn"
+
+
+def test_nobody_is_asked_for_a_name_if_told_not_to() -> None:
+    grid = a_grid(an_app(), 5, seed=0)
+    run(FedVARP(clients_per_round=2, ask_names=False), grid, rounds=2)
+    assert grid.sent_to("query.identity") == []
+
+
+def test_a_client_that_returns_under_a_new_node_id_finds_its_row() -> None:
+    """It says who it is in its replies only; the server meets it again when it is drawn."""
+    app = an_app(answers=False, reports=True)
+    grid = InProcessGrid(app)
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = FedVARP(seed=0, fraction_evaluate=0)
+    strategy.begin(w0())
+    for t in (1, 2):
+        model = strategy._begun.record
+        messages = list(strategy.configure_train(t, model, ConfigRecord(), grid))
+        assert len(messages) == 3
+        strategy.aggregate_train(t, grid.send_and_receive(messages))
+        if t == 1:
+            before = strategy._begun.clients.named("1")
+            assert before is not None
+            row = before.row
+            grid.disconnect(101)
+            grid.connect(999, {"partition-id": 1})
+    returned = strategy._begun.clients.named("1")
+    assert returned is not None
+    assert (returned.row, returned.node) == (row, 999)
+    assert table(strategy).num_clients == 3, "no ghost was counted"
+    # Client i moves w by i + 1, so that its raw update is -(i + 1).
+    assert [row_of(strategy, str(i)) for i in range(3)] == [[-1, -1], [-2, -2], [-3, -3]]
+
+
+def test_a_node_whose_client_is_elsewhere_is_neither_asked_nor_counted() -> None:
+    """Flower lists a SuperNode that died for a while beside the one started in its place."""
+    grid = InProcessGrid(an_app())
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    grid.connect(999, {"partition-id": 1})
+    messages = strategy.configure_train(2, w0(), ConfigRecord(), grid)
+    assert sorted(m.metadata.dst_node_id for m in messages) == [100, 102, 999]
+    messages = strategy.configure_evaluate(2, w0(), ConfigRecord(), grid)
+    assert sorted(m.metadata.dst_node_id for m in messages) == [100, 102, 999]
+    assert table(strategy).num_clients == 3
+
+
+def test_n_counts_those_who_are_away_too() -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    grid.nodes.clear()
+    grid.connect(7, {"partition-id": 8})
+    assert len(list(strategy.configure_train(2, w0(), ConfigRecord(), grid))) == 1
+    assert table(strategy).num_clients == 4
+
+
+def test_names_by_supernode_key_are_known_at_once() -> None:
+    grid = InProcessGrid(an_app(answers=False))
+    for node in range(4):
+        grid.connect(50 + node, {"partition-id": node}, public_key=bytes([node]))
+    strategy = FedVARP(identity="supernode-key", clients_per_round=2, seed=0)
+    run(strategy, grid, rounds=2)
+    assert len(strategy._begun.clients) == 4
+    assert all(client.name.startswith("key ") for client in strategy._begun.clients)
+    assert grid.sent_to("query.identity") == []
+
+
+def test_newcomers_make_n_grow_and_their_rows_are_zero() -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    strategy = FedVARP(seed=0, num_clients=2)
+    strategy.begin(w0())
+    for t, newcomer in ((1, 3), (2, 4)):
+        messages = list(strategy.configure_train(t, w0(), ConfigRecord(), grid))
+        strategy.aggregate_train(t, grid.send_and_receive(messages))
+        assert table(strategy).num_clients == newcomer
+        grid.connect(t, {"partition-id": newcomer})
+    list(strategy.configure_train(3, w0(), ConfigRecord(), grid))
+    assert table(strategy).num_clients == 5
+    assert row_of(strategy, "4") == [0, 0]
+
+
+def test_an_offline_client_is_replaced_or_the_round_has_fewer() -> None:
+    cases: list[tuple[Any, int]] = [("replace", 3), ("fewer", 2)]
+    for when, asked in cases:
+        grid = a_grid(an_app(), 6, seed=0)
+        strategy = FedVARP(clients_per_round=3, seed=0, when_offline=when)
+        strategy.begin(w0())
+        list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+        drawn = UniformSampler(6, 3, seed=0).cohort(1).clients.tolist()
+        gone = strategy._begun.clients.named(str(drawn[0]))
+        assert gone is not None
+        assert gone.node is not None
+        grid.disconnect(gone.node)
+        assert len(list(strategy.configure_train(2, w0(), ConfigRecord(), grid))) == asked
+
+
+@pytest.mark.parametrize(
+    "clusters",
+    [{i: f"region {i % 3}" for i in range(6)}, lambda name: int(name) % 3, "region"],
+    ids=["mapping", "function", "reported"],
+)
+def test_clusters_share_rows_wherever_they_come_from(clusters: Any) -> None:
+    grid = a_grid(an_app(reports=True), 6, seed=0)
+    strategy = ClusterFedVARP(clusters=clusters, seed=0)
+    result = run(strategy, grid, rounds=1)
+    # Clients i and i + 3 share a row: the mean of -(i + 1) and -(i + 4).
+    assert [row_of(strategy, str(i))[0] for i in range(6)] == [-2.5, -3.5, -4.5] * 2
+    assert table(strategy).mean().tolist() == [-3.5, -3.5]
+    assert "region" not in result.train_metrics_clientapp[1] or clusters != "region"
+
+
+def test_a_client_without_a_cluster_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    grid = a_grid(an_app(), 6, seed=0)
+    strategy = ClusterFedVARP(clusters=dict.fromkeys(range(5), 0), seed=0)
+    run(strategy, grid, rounds=1)
+    assert "the mapping of clusters does not have '5'" in caplog.text
+    assert row_of(strategy, "0") == [-3, -3]  # the mean of -1 ... -5
+
+
+def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:
+    """Client i moves by i + 1 and has i + 1 examples; i = 0, 1, 2."""
+    moved = {}
+    for weighting in ("uniform", "examples"):
+        strategy = FedAvg(weighting=weighting)
+        run(strategy, a_grid(an_app(), 3, seed=0), rounds=1)
+        moved[weighting] = float(strategy.server.w[0])
+    assert moved["uniform"] == pytest.approx(2.0)
+    assert moved["examples"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+def test_evaluation_is_weighted_by_examples() -> None:
+    result = run(FedVARP(clients_per_round=1), a_grid(an_app(), 3, seed=0), rounds=1)
+    # Losses 0, 1, 2 with 1, 2, 3 examples.
+    assert result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(8 / 6)}
+
+
+def test_evaluations_tell_names_too() -> None:
+    grid = a_grid(an_app(answers=False, reports=True), 8, seed=0)
+    strategy = FedVARP(clients_per_round=1)
+    run(strategy, grid, rounds=1)
+    assert sorted(client.name for client in strategy._begun.clients) == [str(i) for i in range(8)]
+
+
+def test_reported_steps_make_rows_comparable() -> None:
+    grid = a_grid(an_app(steps=4), 2, seed=0)
+    strategy = FedVARP(client_lr=0.5)
+    run(strategy, grid, rounds=1)
+    assert row_of(strategy, "1") == [-1.0, -1.0]  # a move of 2 in 4 steps at rate 0.5
+    assert strategy.server.w.tolist() == [1.5, 1.5], "the mean move, whatever the units"

@@ -1,0 +1,263 @@
+"""Deadlines, late replies, restarts, and what a run keeps."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedvarp import CheckpointError, Momentum
+from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
+from flower.in_process import InProcessGrid, be_the_server_app
+from flower.small_federation import a_grid, an_app, row_of, run, table, w0
+
+
+@pytest.fixture(autouse=True)
+def server_app() -> None:
+    be_the_server_app()
+
+
+EVERY = [FedAvg, FedVARP, ClusterFedVARP, MIFA, Scaffold]
+
+
+def make(kind: Any, **settings: Any) -> Any:
+    if kind is ClusterFedVARP:
+        settings["clusters"] = "region"
+    return kind(clients_per_round=3, seed=1, **settings)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
+    kind: Any, states: Any, tmp_path: Path
+) -> None:
+    """Node ids are new after each restart, as in a simulation; names and rows are not."""
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord:
+        if round in deaths:
+            deaths.remove(round)
+            raise Killed
+        return MetricRecord({"norm": float(arrays.to_torch_state_dict()["w"].norm())})
+
+    app = an_app(reports=True, steps=2)
+    deaths: set[int] = set()
+    calm = make(kind, server_optimizer=Momentum(0.1))
+    whole = run(calm, a_grid(app, 8, seed=0), rounds=6, evaluate_fn=evaluate)
+    deaths = {0, 2, 5}
+    settings = {"checkpoint": tmp_path, "states": states, "server_optimizer": Momentum(0.1)}
+    for seed in (1, 2, 3):
+        with pytest.raises(Killed):
+            run(make(kind, **settings), a_grid(app, 8, seed), rounds=6, evaluate_fn=evaluate)
+    last = make(kind, **settings)
+    grid = a_grid(app, 8, seed=4)
+    pieces = run(last, grid, rounds=6, evaluate_fn=evaluate)
+    assert {t for t, _ in grid.sent_to("train")} == {5, 6}, "round 5 is begun again"
+    assert last.server.round == 6
+    assert last.server.w.equal(calm.server.w)
+    for part in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        assert getattr(pieces, part) == getattr(whole, part)
+        assert list(getattr(pieces, part)) == [1, 2, 3, 4, 5, 6]
+    assert pieces.evaluate_metrics_serverapp == whole.evaluate_metrics_serverapp
+    assert list(pieces.evaluate_metrics_serverapp) == list(range(7))
+    again = run(make(kind, **settings), grid, rounds=6, evaluate_fn=evaluate)
+    assert again.arrays == pieces.arrays, "a run that has ended gives its model"
+
+
+def test_clients_that_joined_are_there_after_a_restart(tmp_path: Path) -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=1)
+    grid.connect(5, {"partition-id": 7})
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=2)
+    asked = len(grid.sent_to("query.identity"))
+    strategy = FedVARP(checkpoint=tmp_path, fraction_evaluate=0)
+    run(strategy, grid, rounds=3)
+    assert row_of(strategy, "7") == [-8, -8]
+    assert table(strategy).num_clients == 4
+    assert len(grid.sent_to("query.identity")) == asked, "those who are known are not asked"
+
+
+def test_another_run_is_not_continued(tmp_path: Path) -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    run(FedVARP(checkpoint=tmp_path), grid, rounds=1)
+    with pytest.raises(CheckpointError, match="algorithm=FedVARP"):
+        run(MIFA(checkpoint=tmp_path), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="knows its clients by 'partition-id'"):
+        run(FedVARP(checkpoint=tmp_path, identity="hospital"), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="begun with seed=0, not 1"):
+        run(FedVARP(checkpoint=tmp_path, seed=1), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="other arrays"):
+        FedVARP(checkpoint=tmp_path).start(grid, ArrayRecord({"v": torch.zeros(2)}))
+    assert run(FedVARP(checkpoint=tmp_path), grid, rounds=2).arrays, "the folder is free again"
+
+
+def delayed(grid: InProcessGrid, client: int, round: int) -> None:
+    """The reply of this client to this round comes together with one to the next round."""
+
+    def tamper(reply: Message) -> list[Message]:
+        name = grid.nodes[reply.metadata.src_node_id].config["partition-id"]
+        if name == client and reply.metadata.group_id == str(round):
+            held.append(reply)
+            return []
+        late = [held.pop()] if held and reply.metadata.group_id == str(round + 1) else []
+        return [*late, reply]
+
+    held: list[Message] = []
+    grid.tamper = tamper
+
+
+@pytest.mark.parametrize("kind", [FedVARP, MIFA])
+def test_a_late_reply_refreshes_its_row(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Client 0 is late in round 1 and not asked again: its row is from round 1 all the same."""
+    grid = a_grid(an_app(), 2, seed=0)
+    delayed(grid, client=0, round=1)
+    strategy = kind(fraction_evaluate=0)
+    strategy.begin(w0())
+    first = strategy.configure_train(1, w0(), ConfigRecord(), grid)
+    strategy.aggregate_train(1, strategy._exchange.send_and_receive(grid, first, 0.2, 1))
+    assert row_of(strategy, "0") == [0, 0], "it was not there in time"
+    grid.disconnect(strategy._begun.clients.named("0").node)
+    second = strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid)
+    replies = strategy._exchange.send_and_receive(grid, second, 0.2, 2)
+    strategy.aggregate_train(2, replies)
+    late = [record.getMessage() for record in caplog.records if "late reply" in record.message]
+    assert len(late) == 1
+    assert "'0', 1 round(s) stale" in late[0]
+    assert row_of(strategy, "0") == [-1, -1], "relative to the model of round 1"
+    assert table(strategy).mean().tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(("kind", "late_replies"), [(FedVARP, 0), (FedAvg, 10), (Scaffold, 10)])
+def test_late_replies_can_be_ignored_and_some_algorithms_have_no_use_for_them(
+    kind: Any, late_replies: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = a_grid(an_app(steps=1), 3, seed=0)
+    delayed(grid, client=0, round=1)
+    strategy = kind(fraction_evaluate=0, late_replies=late_replies)
+    strategy.start(grid, w0(), num_rounds=3, timeout=0.2)
+    assert "late reply refreshed" not in caplog.text
+    assert ("1 round(s) late" in caplog.text) == (late_replies > 0)
+    assert strategy.server.round == 3
+
+
+def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:
+    grid = a_grid(an_app(), 2, seed=0)
+    strategy = FedVARP(fraction_evaluate=0)
+    strategy.begin(w0())
+    first = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(first))
+    strategy.aggregate_train(1, replies[:1])
+    second = list(strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid))
+    strategy.aggregate_train(2, grid.send_and_receive(second))
+    before = table(strategy).get(torch.arange(2))
+    third = list(strategy.configure_train(3, strategy._begun.record, ConfigRecord(), grid))
+    assert len(third) == 2
+    strategy.aggregate_train(3, [replies[1]])
+    assert table(strategy).get(torch.arange(2)).equal(before)
+    assert "it comes 2 round(s) late" in caplog.text
+
+
+def test_a_round_without_anybody_is_counted_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = InProcessGrid(an_app())
+    strategy = FedVARP(clients_per_round=2)
+    result = strategy.start(grid, w0(), num_rounds=2, timeout=0.05)
+    assert strategy.server.round == 2
+    assert result.train_metrics_clientapp == {}
+    assert "0 of 2 nodes are online; going on with them" in caplog.text
+
+
+def test_a_round_waits_for_a_whole_cohort_only_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Later on, a client that is gone for good must not hold up every round."""
+    grid = a_grid(an_app(), 3, seed=0)
+
+    def leave(round: int, arrays: ArrayRecord) -> None:
+        if round == 1:
+            grid.disconnect(next(iter(grid.nodes)))
+
+    strategy = FedVARP(clients_per_round=3)
+    strategy.start(grid, w0(), num_rounds=3, timeout=600, evaluate_fn=leave)
+    assert strategy.server.round == 3
+    assert "Waiting for nodes" not in caplog.text
+
+
+def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = FedVARP(num_clients=250, dtype="float16")
+    strategy.begin(ArrayRecord({"w": torch.zeros(1_000_000)}))
+    strategy.summary()
+    assert "0 of 250 rows written, float16, 2.00 MB each" in caplog.text
+    assert "500.00 MB when full, in memory" in caplog.text
+
+
+def test_buffers_are_averaged_counters_take_the_maximum_and_no_row_sees_them() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        arrays = ArrayRecord(
+            {
+                "bn.running_mean": torch.full((2,), float(number)),
+                "w": torch.ones(3),
+                "bn.num_batches_tracked": torch.tensor(number),
+            }
+        )
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    grid = InProcessGrid(app)
+    for node in range(4):
+        grid.connect(node + 1, {"partition-id": node})
+    start = ArrayRecord(
+        {
+            "bn.running_mean": torch.zeros(2),
+            "w": torch.zeros(3),
+            "bn.num_batches_tracked": torch.tensor(0),
+        }
+    )
+    strategy = FedVARP(fraction_evaluate=0)
+    result = strategy.start(grid, start, num_rounds=1, timeout=5)
+    arrays = result.arrays.to_torch_state_dict()
+    assert list(arrays) == ["bn.running_mean", "w", "bn.num_batches_tracked"]
+    assert arrays["bn.running_mean"].tolist() == [1.5, 1.5]
+    assert arrays["bn.num_batches_tracked"].dtype == torch.int64
+    assert int(arrays["bn.num_batches_tracked"]) == 3
+    assert arrays["w"].tolist() == [1, 1, 1]
+    assert len(strategy.server.w) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "num_clients=0 must be at least 1"),
+        ({"clients_per_round": 0}, "clients_per_round=0"),
+        ({"fraction_train": 0.0}, "fraction_train=0.0"),
+        ({"fraction_evaluate": 1.5}, "fraction_evaluate=1.5"),
+        ({"client_lr": math.nan}, "client_lr=nan"),
+        ({"server_lr": 0.0}, "server_lr=0.0"),
+        ({"states": "tape"}, "'memory' or 'disk'"),
+        ({"states": "disk"}, "give checkpoint="),
+        ({"dtype": "int4"}, "No codec"),
+        ({"identity": ""}, "identity=''"),
+        ({"when_offline": "wait"}, "'replace' or 'fewer'"),
+        ({"min_replies": 0}, "min_replies=0"),
+        ({"min_replies": 3, "clients_per_round": 2}, "can never be reached"),
+        ({"late_replies": -1}, "late_replies=-1"),
+        ({"max_update_norm": 0.0}, "max_update_norm=0.0"),
+        ({"server_lr": 0.5, "server_optimizer": Momentum()}, "not both"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedVARP(**settings)

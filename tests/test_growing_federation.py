@@ -1,0 +1,77 @@
+"""What only a federation asks of the core: late replies, clusters that grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvarp import (
+    MIFA,
+    SGD,
+    Aggregator,
+    Checkpoint,
+    FedAvg,
+    FedVARP,
+    InMemoryStates,
+    RoundUpdates,
+    Scaffold,
+    Server,
+    SharedByCluster,
+)
+
+
+def updates(clients: list[int], values: list[float]) -> RoundUpdates:
+    ones = torch.ones(len(clients), dtype=torch.int64)
+    deltas = torch.tensor(values)[:, None].repeat(1, 2)
+    return RoundUpdates(torch.tensor(clients), deltas, ones, ones, scale=1.0)
+
+
+@pytest.mark.parametrize("kind", [FedVARP, MIFA])
+def test_late_replies_refresh_rows_and_move_nothing_else(
+    kind: type[FedVARP] | type[MIFA],
+) -> None:
+    server = Server(torch.zeros(2), kind(InMemoryStates(4, 2)), SGD())
+    server.receive(updates([0], [1.0]))
+    w, round_ = server.w.clone(), server.round
+    report = server.refresh(updates([0, 1, 2], [3.0, float("nan"), 5.0]))
+    assert report.accepted == (0, 2)
+    assert list(report.refused) == [1]
+    assert server.w.equal(w)
+    assert server.round == round_ == report.round
+    states = server.aggregator.states
+    assert states is not None
+    assert states.get(torch.arange(4))[:, 0].tolist() == [3, 0, 5, 0]
+    assert states.mean().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("aggregator", [FedAvg(), Scaffold(InMemoryStates(4, 2))])
+def test_some_algorithms_have_no_use_for_late_replies(aggregator: Aggregator) -> None:
+    server = Server(torch.zeros(2), aggregator, SGD())
+    assert server.refresh(updates([0], [1.0])).accepted == ()
+    assert aggregator.states is None or not aggregator.states.mean().any()
+
+
+def test_clients_move_between_clusters_and_new_clusters_appear() -> None:
+    states = SharedByCluster(torch.tensor([0, 0, 0]), InMemoryStates(1, 1))
+    states.put(torch.tensor([0]), torch.tensor([[3.0]]))
+    states.move(torch.tensor([1, 2]), torch.tensor([2, 1]))
+    assert states.states.num_clients == 3
+    assert states.get(torch.arange(3)).flatten().tolist() == [3, 0, 0]
+    assert states.mean().tolist() == [1]
+    states.put(torch.tensor([1]), torch.tensor([[6.0]]))
+    states.move(torch.tensor([2]), torch.tensor([2]))
+    assert states.mean().tolist() == [5]
+    with pytest.raises(IndexError, match="Client 3"):
+        states.move(torch.tensor([3]), torch.tensor([0]))
+
+
+def test_entries_accumulate_and_are_of_one_transaction_with_the_round(tmp_path: Path) -> None:
+    with Checkpoint(tmp_path) as checkpoint:
+        server = Server(torch.zeros(2), FedAvg(), SGD())
+        assert checkpoint.entries() == {}
+        checkpoint.commit(server, entries={"a": {"x": 1}, "b": {"x": 2}})
+        checkpoint.commit(server, entries={"b": {"x": 3}, "c": {"x": [4.5]}})
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.entries() == {"a": {"x": 1}, "b": {"x": 3}, "c": {"x": [4.5]}}

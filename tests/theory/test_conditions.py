@@ -1,0 +1,215 @@
+"""The learning rates that the theorems allow, and those that the corollaries prescribe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from fractions import Fraction
+from math import comb
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedvarp.theory import Condition, conditions, corollary, error_terms
+
+N, M, TAU, C, S, L, K = 15, 4, 7, 0.003, 1.1, 1.3, 5
+SOME: dict[str, Any] = {
+    "num_clients": N,
+    "clients_per_round": M,
+    "num_steps": TAU,
+    "client_lr": C,
+    "server_lr": S,
+    "smoothness": L,
+    "num_clusters": K,
+}
+P = float(Fraction(comb(N - 3, M), comb(N, M)))  # r = 3
+BOTH = S * C
+
+# name, left and right side, as the theorems state them
+STATED = {
+    "fedavg": [
+        ("local steps", C, 1 / (8 * L * TAU)),
+        ("server step", BOTH, 1 / (24 * TAU * L)),
+    ],
+    "fedvarp": [
+        ("local steps", C, 1 / (10 * L * TAU)),
+        ("staleness", BOTH, M ** (3 / 2) / (8 * L * TAU * N)),
+        ("cohort size", BOTH, 5 * M / (48 * TAU * L)),
+        ("server step", BOTH, 1 / (4 * L * TAU)),
+    ],
+    "cluster_fedvarp": [
+        ("local steps", C, 1 / (10 * L * TAU)),
+        ("staleness", BOTH, math.sqrt(M) * (1 - P) / (8 * L * TAU)),
+        ("cohort size", BOTH, M / (16 * TAU * L)),
+        ("server step", BOTH, 1 / (4 * L * TAU)),
+    ],
+}
+every_algorithm = pytest.mark.parametrize("algorithm", list(STATED))
+
+
+@every_algorithm
+def test_the_theorems_to_the_letter(algorithm: str) -> None:
+    found = conditions(algorithm=algorithm, **SOME)
+    assert [c.name for c in found] == [name for name, _, _ in STATED[algorithm]]
+    for condition, (_, left, right) in zip(found, STATED[algorithm], strict=True):
+        assert condition.left == pytest.approx(left, rel=1e-14)
+        assert condition.right == pytest.approx(right, rel=1e-14)
+        assert condition.exact
+
+
+@every_algorithm
+def test_what_is_printed_is_what_is_computed(algorithm: str) -> None:
+    """The inequality in words, evaluated as Python."""
+    letters = {"N": N, "M": M, "τ": TAU, "L": L, "p": P, "η_s": S, "η_c": C, "sqrt": math.sqrt}
+    for condition in conditions(algorithm=algorithm, **SOME):
+        text = re.sub(r"(?<=[\w)]) (?=[\w(√])", "*", condition.inequality)  # L τ is L*τ
+        text = text.replace("√M", "sqrt(M)").replace("^", "**").replace("−", "-")
+        left, right = (eval(side, {}, letters) for side in text.split("≤"))
+        assert condition.left == pytest.approx(left)
+        assert condition.right == pytest.approx(right)
+
+
+@every_algorithm
+@pytest.mark.parametrize("factor", [0.5, 300.0])
+def test_the_largest_rates_meet_it_and_no_larger(algorithm: str, factor: float) -> None:
+    given = SOME | {"client_lr": factor * C}
+    for i, condition in enumerate(conditions(algorithm=algorithm, **given)):
+
+        def again(i: int = i, **changes: float) -> Condition:
+            return conditions(algorithm=algorithm, **given | changes)[i]
+
+        assert condition.met == (factor == 0.5)
+        assert again(client_lr=condition.largest_client_lr).met
+        assert not again(client_lr=condition.largest_client_lr * 1.001).met
+        if condition.name == "local steps":
+            assert condition.largest_server_lr is None
+        else:
+            assert condition.largest_server_lr is not None
+            assert again(server_lr=condition.largest_server_lr).met
+            assert not again(server_lr=condition.largest_server_lr * 1.001).met
+
+
+def test_the_paper_server_rate_unless_given() -> None:
+    without = {name: value for name, value in SOME.items() if name != "server_lr"}
+    found = conditions(algorithm="fedavg", **without)
+    assert found == conditions(algorithm="fedavg", **SOME | {"server_lr": 1.0})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found[0].left = 0.0  # type: ignore[misc]
+
+
+def test_unequal_clusters_make_one_condition_approximate() -> None:
+    uneven = SOME | {"num_clusters": None, "cluster_sizes": [1, 2, 12]}
+    found = conditions(algorithm="cluster_fedvarp", **uneven)
+    assert [c.name for c in found if not c.exact] == ["staleness"]
+
+
+def test_larger_clusters_are_fresher() -> None:
+    """More clients share a state, so it is updated more often, and the server may step further."""
+    rights = [
+        conditions(algorithm="cluster_fedvarp", **SOME | {"num_clusters": k})[1].right
+        for k in (15, 5, 3, 1)
+    ]
+    assert rights == sorted(rights)
+    assert rights[0] < rights[1]
+    # K = N: 1 − p = M/N, which is FedVARP's condition
+    assert rights[0] == pytest.approx(conditions(algorithm="fedvarp", **SOME)[1].right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "mifa"}, "proves no bound for MIFA"),
+        ({"clients_per_round": 16}, "clients_per_round=16"),
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"client_lr": 0.0}, "client_lr=0.0"),
+        ({"server_lr": 0.0}, "server_lr=0.0"),
+        ({"smoothness": 0.0}, "smoothness=0.0"),
+        ({"num_clusters": None}, "give num_clusters"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        conditions(**{"algorithm": "cluster_fedvarp"} | SOME | changes)
+
+
+class TestCorollaries:
+    SOME: dict[str, Any] = {  # noqa: RUF012
+        **{k: v for k, v in SOME.items() if k not in ("client_lr", "server_lr")},
+        "rounds": 900,
+        "sigma2": 1.7,
+        "sigma_g2": 1.9,
+        "sigma_K2": 0.23,
+        "initial_gap": 2.9,
+    }
+
+    @every_algorithm
+    def test_rates_and_bound(self, algorithm: str) -> None:
+        told = corollary(algorithm=algorithm, **self.SOME)
+        assert told.client_lr == pytest.approx(1 / (30 * TAU * L))
+        assert told.server_lr == pytest.approx(math.sqrt(TAU * M))
+        rates: dict[str, Any] = {"client_lr": told.client_lr, "server_lr": told.server_lr}
+        assert told.terms == error_terms(algorithm=algorithm, **self.SOME, **rates)
+        assert list(told.conditions) == conditions(algorithm=algorithm, **SOME | rates)
+
+    def test_orders(self) -> None:
+        """The errors of the three corollaries, without what O(·) hides."""
+        by_algorithm = {a: corollary(algorithm=a, **self.SOME).orders for a in STATED}
+        for orders in by_algorithm.values():
+            assert orders.stochastic_gradient == pytest.approx(1 / math.sqrt(M * TAU * 900))
+            assert orders.client_drift == pytest.approx(1 / 900)
+        partial = math.sqrt(TAU / (M * 900))
+        assert by_algorithm["fedavg"].partial_participation == pytest.approx(partial)
+        assert by_algorithm["fedvarp"].partial_participation == 0
+        clusters = by_algorithm["cluster_fedvarp"].partial_participation
+        assert clusters == pytest.approx((N - M) / (N - 1) * partial)
+
+    def test_the_bound_is_of_that_order(self) -> None:
+        """Theorem 1 at the corollary's rates: η_s η_c τ L = √(τM/T), η_c L = 1/(√T τ)."""
+        terms, orders = (lambda c: (c.terms, c.orders))(corollary(algorithm="fedavg", **self.SOME))
+        sampling = (N - M) / (N - 1)
+        assert terms.partial_participation == pytest.approx(
+            12 * sampling * 1.9 * orders.partial_participation
+        )
+        assert terms.client_drift == pytest.approx(32 * (TAU - 1) / TAU * 1.9 * orders.client_drift)
+        assert terms.stochastic_gradient == pytest.approx(
+            4 * 1.7 * orders.stochastic_gradient
+            + 8 * (TAU - 1) / TAU**2 * 1.7 * orders.client_drift
+        )
+        assert terms.initial == pytest.approx(4 * L * 2.9 / math.sqrt(TAU * M * 900))
+
+    def test_smallest_rounds_by_hand(self) -> None:
+        """τ M ≤ T · min(right sides · τ L)², and 8² or 10² rounds for the local steps."""
+        assert corollary(algorithm="fedavg", **self.SOME).smallest_rounds == 576 * TAU * M
+        staleness = 64 * N**2 * TAU / M**2  # 6300, above (48/5)² τ/M = 162 and 16 τ M = 448
+        assert corollary(algorithm="fedvarp", **self.SOME).smallest_rounds == staleness
+        one_step = self.SOME | {"num_steps": 1, "clients_per_round": 1, "num_clusters": 1}
+        one_step |= {"num_clients": 1}
+        assert corollary(algorithm="cluster_fedvarp", **one_step).smallest_rounds == 256
+        assert corollary(algorithm="fedvarp", **one_step).smallest_rounds == 100
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        algorithm=st.sampled_from(list(STATED)),
+        cohort=st.integers(1, N),
+        steps=st.integers(1, 40),
+        clusters=st.integers(1, N),
+    )
+    def test_conditions_hold_from_there_on(
+        self, algorithm: str, cohort: int, steps: int, clusters: int
+    ) -> None:
+        changed = self.SOME | {"clients_per_round": cohort, "num_steps": steps}
+        changed |= {"num_clusters": clusters}
+        smallest = corollary(algorithm=algorithm, **changed).smallest_rounds
+        assume(smallest > 1)
+        enough = corollary(algorithm=algorithm, **changed | {"rounds": smallest})
+        too_few = corollary(algorithm=algorithm, **changed | {"rounds": smallest - 1})
+        assert all(c.met for c in enough.conditions)
+        assert not all(c.met for c in too_few.conditions)
+
+    @pytest.mark.parametrize("name", ["rounds", "smoothness", "num_steps"])
+    def test_refusals(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            corollary(algorithm="fedavg", **self.SOME | {name: 0})

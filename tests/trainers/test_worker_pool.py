@@ -1,0 +1,189 @@
+"""Workers die, fail and are interrupted; the work gets done, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvarp.trainers.board import Board
+from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
+
+PATIENCE = 30.0  # seconds that a process may take to go
+
+
+def board(slots: int = 4) -> Board:
+    return Board.sized(slots, torch.zeros(1), {}, parts=0, scores=1)
+
+
+def pool(work: Callable[[Task], None], workers: int = 2) -> WorkerPool:
+    return WorkerPool(workers, work, prepare=lambda: None, describe=lambda task: f"task {task[1]}")
+
+
+def tasks(count: int) -> list[Task]:
+    return [(0, slot, 0, 0) for slot in range(count)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def test_all_tasks_are_done_and_the_workers_stay() -> None:
+    shared = board(10)
+
+    def work(task: Task) -> None:
+        shared.deltas[task[1]] += task[1] + 1
+
+    workers = pool(work)
+    workers.run(tasks(10))
+    assert shared.deltas.flatten().tolist() == list(range(1, 11))
+    before = workers.pids
+    workers.run(tasks(3))
+    assert workers.pids == before
+    assert len(before) == 2
+    workers.close()
+    assert not any(is_alive(pid) for pid in before)
+
+
+def test_a_killed_worker_is_reported_and_its_task_done_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = board(6)
+
+    def work(task: Task) -> None:
+        shared.counts[task[1], 0] += 1
+        if task[1] == 3 and shared.counts[3, 0] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        shared.deltas[task[1]] = 1.0
+
+    workers = pool(work)
+    with caplog.at_level(logging.WARNING):
+        workers.run(tasks(6))
+    assert shared.deltas.flatten().tolist() == [1.0] * 6
+    assert shared.counts[:, 0].tolist() == [1, 1, 1, 2, 1, 1]
+    assert "SIGKILL" in caplog.text
+    assert "task 3" in caplog.text
+    workers.close()
+
+
+def test_a_worker_that_died_while_idle_is_replaced() -> None:
+    shared = board()
+
+    def work(task: Task) -> None:
+        shared.deltas[task[1]] += 1
+
+    workers = pool(work)
+    workers.run(tasks(2))
+    dead = workers.pids[0]
+    os.kill(dead, signal.SIGKILL)
+    wait_until(lambda: not is_alive(dead))
+    workers.run(tasks(4))
+    assert shared.deltas.flatten().tolist() == [2, 2, 1, 1]
+    assert dead not in workers.pids
+    workers.close()
+
+
+def test_a_task_that_always_kills_ends_the_run() -> None:
+    shared = board()
+
+    def work(task: Task) -> None:
+        if task[1] == 1:
+            shared.counts[0, 0] += 1
+            os._exit(9)
+
+    workers = pool(work)
+    with pytest.raises(WorkerError, match=r"task 1 ended its worker process 3 times.*exit code 9"):
+        workers.run(tasks(3))
+    assert int(shared.counts[0, 0]) == 3
+    assert workers.pids == []
+
+
+def test_an_exception_is_told_with_the_task_and_where_it_was_raised() -> None:
+    def work(task: Task) -> None:
+        if task[1] == 2:
+            raise ValueError("no such thing")
+
+    workers = pool(work)
+    with pytest.raises(WorkerError, match=r"(?s)task 2 failed.*in work.*ValueError: no such thing"):
+        workers.run(tasks(4))
+    assert workers.pids == []
+    with pytest.raises(WorkerError, match="task 2"):  # it can be used again
+        workers.run(tasks(4))
+    workers.close()
+
+
+def test_ctrl_c_goes_past_the_workers() -> None:
+    shared = board()
+
+    def work(task: Task) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        shared.deltas[task[1]] = 1.0
+
+    workers = pool(work)
+    workers.run(tasks(2))
+    assert shared.deltas[:2].flatten().tolist() == [1.0, 1.0]
+    workers.close()
+
+
+def test_a_pool_that_is_forgotten_takes_its_workers_along() -> None:
+    workers = pool(lambda task: None)
+    workers.run(tasks(2))
+    pids = workers.pids
+    del workers
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+_PARENT = """
+import sys, time
+from fedvarp.trainers.worker_pool import WorkerPool
+busy = sys.argv[1] == "busy"
+def work(task):
+    if busy and task[1] == 1:
+        print("at work", flush=True)
+        time.sleep(600)
+pool = WorkerPool(2, work, lambda: None, str)
+pool.run([(0, 0, 0, 0), (0, 0, 1, 0)])
+print(*pool.pids, flush=True)
+if busy:
+    pool.run([(0, 1, 0, 0), (0, 1, 1, 0)])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_workers_do_not_outlive_a_parent_that_was_killed(state: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, state], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        if state == "busy":
+            assert parent.stdout.readline() == "at work\n"
+        assert all(is_alive(pid) for pid in pids)
+    finally:
+        parent.kill()
+        parent.wait()
+        assert parent.stdout is not None
+        parent.stdout.close()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
