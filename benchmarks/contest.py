@@ -117,7 +117,7 @@ def contest_table(
         targets: What some of the ratios are to reach.
     """
     usual = [statistics.median(r.seconds) for r in results.values() if r.missing is None]
-    unit, factor, digits = ("s", 1.0, 2) if max(usual, default=1.0) > 0.2 else ("ms", 1e3, 1)
+    unit, factor, digits = ("s", 1.0, 2) if min(usual, default=1.0) > 0.2 else ("ms", 1e3, 1)
     rows = []
     for name, result in results.items():
         if result.missing is not None:

@@ -167,6 +167,13 @@ def test_the_table_subtracts_a_usual_round_from_the_start_up() -> None:
     assert "| base | 2.00 (1.50 to 2.50) | 1.00 (1.00 to 1.00) |  | 5.0 | 500 |" in text
 
 
+def test_the_table_shows_the_quickest_in_a_unit_that_tells() -> None:
+    quick, slow = (Result([s], first_round=[5.0], peak_mb=[1.0]) for s in (0.004, 0.5))
+    text = contest_table("Title", {"quick": quick, "slow": slow}, "slow", {})
+    assert "round, ms" in text
+    assert "| quick | 4.0 | 0.01 |" in text
+
+
 def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:
     workload = workloads.w2(num_clients=30)
     training, beside = overhead.seconds_beside_training(workload, 4, 2, tmp_path / "run")
