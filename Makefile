@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo-output
+ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all lint format bench bench-peers clean
 
 # Five algorithms, two seeds, 2 of 100 clients a round; a figure and a page to look at.
 demo: $(READY)
@@ -16,10 +17,10 @@ demo: $(READY)
 	@echo "Look at $(DEMO)/figure.png and, in a browser, at $(DEMO)/report.html"
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(ON_ALL_CORES)
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +34,10 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# Flower and pfl-research beside ours, each in an environment of its own under .bench.
+bench-peers: $(READY)
+	$(BIN)/python -m benchmarks.peers
+
 # torch first and by its exact version: a looser request would bring gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -41,4 +46,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .bench $(DEMO) build dist .mypy_cache .ruff_cache .pytest_cache
