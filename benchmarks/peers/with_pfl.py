@@ -158,7 +158,7 @@ def second_process(folder: Path) -> Iterator[None]:
 def main(processes: int, folder: Path) -> None:
     """Runs alone, or as one of two."""
     without_the_package()
-    torch.set_num_threads(1)  # as torchrun would; two threads for one process gain little here
+    torch.set_num_threads(1)  # as torchrun does for each of its processes
     first_of_two = processes == 2 and RANK not in os.environ
     with second_process(folder) if first_of_two else contextlib.nullcontext():
         run(load(folder))
