@@ -17,7 +17,7 @@ PLAIN, TWO_BARE = "plain loop, one thread", "two bare workers"
 SEQUENTIAL, TWO_WORKERS = "fedvarp, sequential", "fedvarp, two workers"
 VECTORISED = "fedvarp, vectorised"
 TRAINERS: Mapping[str, Mapping[str, Any]] = {
-    SEQUENTIAL: {},
+    SEQUENTIAL: {"trainer": "sequential"},
     TWO_WORKERS: {"trainer": "parallel", "workers": 2},
     "fedvarp, two workers, compiled": {"trainer": "parallel", "workers": 2, "compile": True},
     VECTORISED: {"trainer": "vectorised"},
