@@ -137,10 +137,18 @@ class Server:
     def _usable(self, updates: RoundUpdates) -> RoundUpdates:
         """The replies that can be used, by client number: their order of arrival means nothing."""
         clients = updates.clients.tolist()
+        numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
+        told = zip(
+            clients,
+            updates.num_steps.tolist(),
+            updates.num_examples.tolist(),
+            updates.magnitudes,
+            strict=True,
+        )
         refused = {
             client: why
-            for m, client in enumerate(clients)
-            if (why := self._fault(updates, m)) is not None
+            for client, steps, examples, magnitude in told
+            if (why := self._fault(numbers, dtype, steps, examples, magnitude)) is not None
         }
         order = sorted(
             (m for m, client in enumerate(clients) if client not in refused),
@@ -148,18 +156,18 @@ class Server:
         )
         return updates if order == list(range(len(clients))) else updates.keep(order, refused)
 
-    def _fault(self, updates: RoundUpdates, m: int) -> str | None:
-        """Why reply m cannot be used; None if it can."""
-        numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
+    def _fault(
+        self, numbers: int, dtype: torch.dtype, steps: int, examples: int, magnitude: float
+    ) -> str | None:
+        """Why a reply cannot be used; None if it can."""
         if numbers != len(self.w):
             return f"its update has {numbers} numbers, the model has {len(self.w)}"
         if dtype != self.w.dtype:
             return f"its update is {dtype}, the model is {self.w.dtype}"
-        if int(updates.num_steps[m]) < 1:
-            return f"it reports {int(updates.num_steps[m])} local steps"
-        if int(updates.num_examples[m]) < 0:
-            return f"it reports {int(updates.num_examples[m])} examples"
-        magnitude = updates.magnitudes[m]
+        if steps < 1:
+            return f"it reports {steps} local steps"
+        if examples < 0:
+            return f"it reports {examples} examples"
         if not math.isfinite(magnitude):
             return "its update holds NaN or infinity: local training diverged; lower client_lr"
         if magnitude > LARGEST_MAGNITUDE:
