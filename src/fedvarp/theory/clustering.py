@@ -40,7 +40,11 @@ class CurvePoint:
 
 
 def curve(
-    measured: Measurements, numbers: Sequence[int] | None = None, seed: int = 0
+    measured: Measurements,
+    numbers: Sequence[int] | None = None,
+    *,
+    extra: Sequence[int] = (),
+    seed: int = 0,
 ) -> list[CurvePoint]:
     """σ_K² of k-means clusters for several K, from the sketches of a measurement of all clients.
 
@@ -50,6 +54,7 @@ def curve(
     Args:
         measured: What `measure` found, over all clients.
         numbers: The K to try; powers of two, N, and the K of the measured clusters unless given.
+        extra: More K to try.
         seed: Keys the starts of k-means.
     """
     if not measured.of_all_clients:
@@ -62,7 +67,7 @@ def curve(
         own = [] if measured.cluster_sizes is None else [len(measured.cluster_sizes)]
         numbers = [*(2**power for power in range(N.bit_length()) if 2**power < N), N, *own]
     points = []
-    for K in sorted(set(numbers)):
+    for K in sorted({*numbers, *extra}):
         sigma_K2 = measured.heterogeneity_within(k_means(measured.sketches, K, seed))
         removed = 1 - sigma_K2 / measured.sigma_g2.value if measured.sigma_g2.value > 0 else 0.0
         points.append(CurvePoint(K, sigma_K2, removed))
