@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fedvarp.comparison.looks import LOOKS
 from fedvarp.comparison.units import in_bytes
-from fedvarp.diagnosis import Diagnosis
+from fedvarp.diagnosis import CAUSES, Diagnosis
 from fedvarp.plots import our_style, save
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Bars = Mapping[str, StepErrors] | Mapping[str, ErrorTerms]
-
-# Of Okabe and Ito, with hatches for black-and-white printers.
-CAUSES: Final = {
-    "stochastic_gradient": ("mini-batches", "#56B4E9", ""),
-    "partial_participation": ("partial participation", "#D55E00", "//"),
-    "client_drift": ("client drift", "#009E73", ".."),
-}
 
 
 def draw(found: Diagnosis, out: Path) -> Path:
@@ -72,11 +65,11 @@ def figure(found: Diagnosis) -> Figure:
 def _draw_bars(axes: Axes, errors: Bars) -> None:
     names = list(errors)
     base = [0.0] * len(names)
-    for cause, (label, colour, hatch) in CAUSES.items():
+    for cause, look in CAUSES.items():
         heights = [max(float(getattr(errors[name], cause)), 0.0) for name in names]
         axes.bar(
-            range(len(names)), heights, 0.6, bottom=base, label=label, color=colour, hatch=hatch,
-            edgecolor="white", linewidth=0.5,
+            range(len(names)), heights, 0.6, bottom=base, label=look.label, color=look.colour,
+            hatch=look.hatch, edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         base = [low + height for low, height in zip(base, heights, strict=True)]
     axes.set_xticks(range(len(names)), [LOOKS[name].label for name in names], fontsize=7)
@@ -87,14 +80,11 @@ def _draw_curve(axes: Axes, found: Diagnosis) -> None:
     look, m = LOOKS["cluster_fedvarp"], found.measured
     numbers = [point.num_clusters for point in found.curve]
     left = [100 * (1 - point.share_removed) for point in found.curve]
-    axes.plot(numbers, left, color=look.colour, marker="^", markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip # noqa: E501
-    axes.annotate("k-means", (numbers[len(numbers) // 2], left[len(left) // 2]), xytext=(5, 5),
-                  textcoords="offset points", fontsize=7, color=look.colour)  # fmt: skip
+    axes.plot(numbers, left, label="k-means", color=look.colour, marker="^", markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip # noqa: E501
     if m.sigma_K2 is not None and m.cluster_sizes is not None and m.sigma_g2.value > 0:
         own = 100 * m.sigma_K2.value / m.sigma_g2.value
-        axes.plot([len(m.cluster_sizes)], [own], linestyle="", marker="s", color="#000000")
-        axes.annotate("own clusters", (len(m.cluster_sizes), own), xytext=(-4, -11),
-                      textcoords="offset points", fontsize=7, ha="right")  # fmt: skip
+        axes.plot([len(m.cluster_sizes)], [own], "ks", label="the data set's own")
+    axes.legend(fontsize=7, title="Clusters", title_fontsize=7)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)

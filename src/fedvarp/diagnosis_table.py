@@ -14,15 +14,14 @@ from rich.text import Text
 from fedvarp.comparison.formats import Grid
 from fedvarp.comparison.looks import LOOKS
 from fedvarp.comparison.units import in_bytes
-from fedvarp.diagnosis import Diagnosis
+from fedvarp.diagnosis import CAUSES, Diagnosis
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.estimators import Estimate
 from fedvarp.theory.step_errors import StepErrors
 
 _WIDTH: Final = 100
 _IN_WORDS: Final = ("", "what it is")  # headers of columns that hold no numbers
-_CAUSES: Final = ("stochastic_gradient", "partial_participation", "client_drift")
-_HEADER: Final = ("mini-batches", "partial participation", "client drift")
+_HEADER: Final = tuple(cause.label for cause in CAUSES.values())
 
 
 def grids(found: Diagnosis) -> list[Grid]:
@@ -91,7 +90,7 @@ def _by_cause(title: str, errors: Iterable[StepErrors]) -> Grid:
     lines = tuple(
         (
             LOOKS[one.algorithm].label,
-            *(f"{getattr(one, cause):.3g}" for cause in _CAUSES),
+            *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
             f"{one.total:.3g}",
         )
         for one in errors
@@ -103,7 +102,7 @@ def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:
     lines = tuple(
         (
             LOOKS[one.algorithm].label + ("" if one.exact else " (approx.)"),
-            *(f"{getattr(one, cause):.3g}" for cause in _CAUSES),
+            *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
             f"{one.floor:.3g}",
             f"{one.initial + one.start_up:.3g}",
         )
