@@ -330,3 +330,18 @@ def test_what_cannot_be_measured_is_refused() -> None:
         measured(data, 4, loss_lower_bound=1e6)
     with pytest.raises(ValueError, match="client 0 is not finite"):
         measured(data, 4, w=torch.full((4,), float("nan")))
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_over_every_possible_sample_the_mean_estimate_is_the_truth(n: int) -> None:
+    x = torch.randn(6, 3, generator=stream(0, "six"), dtype=torch.float64)
+    clusters = torch.tensor([0, 1, 0, 2, 1, 0])
+    centre = torch.stack([x[clusters == k].mean(0) for k in range(3)])
+    found = [
+        estimate_all(x, torch.tensor(chosen), clusters)
+        for chosen in itertools.combinations(range(6), n)
+    ]
+    within = sum(one[0].value for one in found) / len(found)
+    norm2 = sum(one[1].value for one in found) / len(found)
+    assert within == pytest.approx(float((x - centre[clusters]).square().sum(1).mean()), rel=1e-12)
+    assert norm2 == pytest.approx(float(x.mean(0).square().sum()), rel=1e-12)
