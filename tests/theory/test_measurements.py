@@ -175,8 +175,9 @@ def test_a_sample_of_unequal_clients_over_many_seeds(n: int, num_clusters: int) 
     centre = torch.stack([x[clusters == k].mean(0) for k in range(num_clusters)])
     within = float((x - centre[clusters]).square().sum(1).mean())
     found = [estimate_all(x, drawn(x, n, seed), clusters) for seed in range(SEEDS)]
-    check_estimates([one[0] for one in found], within, overstated=1.7)
-    check_estimates([one[1] for one in found], float(x.mean(0).square().sum()), overstated=1.5)
+    overstated = 1.7 if n == 30 else 1.3  # without the finite-population factor: by √2 at 60
+    check_estimates([one[0] for one in found], within, overstated)
+    check_estimates([one[1] for one in found], float(x.mean(0).square().sum()), overstated)
 
 
 def test_a_sample_of_clients_that_lie_equally_far() -> None:
