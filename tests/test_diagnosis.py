@@ -145,6 +145,13 @@ def test_advice_says_what_it_rests_on(config: Path) -> None:
     assert "lower bound, from 5 clients" in text
 
 
+def test_drift_is_no_verdict_where_local_steps_bounce(config: Path) -> None:
+    """Smoothness is 1: at a rate of 3 a step multiplies the offset by 1 − 3."""
+    lines = advice(diagnose(config, ["client_lr=3.0"], updates=False, progress=False))
+    assert any("The client rate times L is 3, above 2" in line for line in lines)
+    assert not any("is the better next move" in line for line in lines)
+
+
 def test_shares_count_estimates_below_zero_as_none() -> None:
     errors = UpdateSpread(1.0, 1.0, None, -0.5, 0).errors(10, 2)["fedavg"]
     parts = shares(errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
@@ -57,26 +58,38 @@ def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
 
 def _listed(parts: Mapping[str, float]) -> str:
     ranked = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{value:.0%} from {WORDS[name]}" for name, value in ranked)
+    return ", ".join(f"{value:.0%} from {WORDS[name]}" for name, value in ranked if value > 0)
 
 
 def _of_the_step(found: Diagnosis) -> str:
-    fedavg, fedvarp = found.step_errors["fedavg"], found.step_errors["fedvarp"]
-    line = f"The error of one FedAvg step at this model, measured: {_listed(shares(fedavg))}."
+    fedavg, fedvarp = (_variance(found.step_errors[name]) for name in ("fedavg", "fedvarp"))
+    parts = _listed(shares(fedavg))
+    line = f"What chance changes in one FedAvg step at this model, measured: {parts}."
     if fedvarp.total < fedavg.total:
         line += (
-            f" FedVARP with fresh states would leave {fedvarp.total / fedavg.total:.0%} of that "
-            f"error: it removes what the choice of clients adds, and pays with the mini-batch "
-            f"noise of its states."
+            f" FedVARP with fresh states would leave {fedvarp.total / fedavg.total:.0%} of it: it "
+            f"removes what the choice of clients adds, and pays with the mini-batch noise of its "
+            f"states."
         )
     else:
         line += (
             " FedVARP would not make it smaller: the mini-batch noise of its states outweighs what "
             "the choice of clients adds. Larger batches, or FedAvg."
         )
+    drift, norm2 = found.step_errors["fedavg"].client_drift, found.measured.gradient_norm2.value
+    if norm2 > 0:
+        line += (
+            f" Drift, which none of them removes, is {max(drift, 0.0) / norm2:.0%} of ‖∇f‖² and "
+            f"the same whoever is drawn."
+        )
     if found.updates is not None and found.updates.diverged:
         line += f" {found.updates.diverged} clients diverged and are left out."
     return line
+
+
+def _variance(errors: StepErrors) -> StepErrors:
+    """Without the drift, which is no matter of chance."""
+    return dataclasses.replace(errors, client_drift=0.0)
 
 
 def _of_the_bound(found: Diagnosis) -> str:
@@ -143,6 +156,13 @@ def _cost(found: Diagnosis, point: CurvePoint) -> int:
 def _next_move(found: Diagnosis) -> str:
     """More local steps, or a lower client rate: by what FedVARP would leave."""
     steps = found.measured.num_steps
+    reach = found.client_lr * found.measured.smoothness.value
+    if reach > 2:
+        return (
+            f"The client rate times L is {reach:.2g}, above 2: along the steepest direction local "
+            f"steps bounce instead of descending, and ∇f at the model says little about where they "
+            f"lead. Drift is then no verdict; try a lower client rate before more local steps."
+        )
     if found.step_errors:
         parts = shares(found.step_errors["fedvarp"])
     else:
