@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from fractions import Fraction
@@ -89,6 +90,14 @@ def test_the_largest_rates_meet_it_and_no_larger(algorithm: str, factor: float) 
             assert condition.largest_server_lr is not None
             assert again(server_lr=condition.largest_server_lr).met
             assert not again(server_lr=condition.largest_server_lr * 1.001).met
+
+
+def test_the_paper_server_rate_unless_given() -> None:
+    without = {name: value for name, value in SOME.items() if name != "server_lr"}
+    found = conditions(algorithm="fedavg", **without)
+    assert found == conditions(algorithm="fedavg", **SOME | {"server_lr": 1.0})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found[0].left = 0.0  # type: ignore[misc]
 
 
 def test_unequal_clusters_make_one_condition_approximate() -> None:

@@ -224,6 +224,11 @@ def test_unequal_clusters_are_said_to_be_an_approximation() -> None:
     assert terms("fedvarp", uneven) == terms("fedvarp", SOME)
 
 
+def test_terms_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        terms("fedavg", SOME).initial = 0.0  # type: ignore[misc]
+
+
 def test_the_dominating_term() -> None:
     assert terms("fedavg", SOME | {"sigma2": Fraction(0)}).dominating == "partial_participation"
     assert terms("fedavg", SOME | {"sigma_g2": Fraction(0)}).dominating == "stochastic_gradient"

@@ -40,7 +40,7 @@ class ErrorTerms:
     partial_participation: float
     client_drift: float
     start_up: float
-    exact: bool = True
+    exact: bool
 
     @property
     def floor(self) -> float:
