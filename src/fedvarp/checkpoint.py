@@ -116,12 +116,15 @@ class Checkpoint:
             "round": server.round,
             "server": dict(server.describe()),
             "optimizer": _layout(server.optimizer.tensors()),
+            "states": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
         }
         batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
         for name, tensor in server.optimizer.tensors().items():
             batch["state", f"optimizer/{name}"] = tensor
+        for name, tensor in _beside_rows(server).items():
+            batch["state", f"states/{name}"] = tensor
         for name, tensor in extra.items():
             batch["state", f"tensors/{name}"] = tensor
         for key, entry in (entries or {}).items():
@@ -154,8 +157,11 @@ class Checkpoint:
         self._refuse_rows_elsewhere(tables)
         w = self.store.read_tensor("state", "w", server.w.dtype, tuple(server.w.shape))
         optimizer = self._read_all("optimizer", self._about["optimizer"])
+        beside_rows = self._read_all("states", self._about.get("states", {}))
         for table in tables:
             table.load(self.store)
+        if server.aggregator.states is not None:
+            server.aggregator.states.adopt(beside_rows)
         server.optimizer.load({k: t.to(server.w.device) for k, t in optimizer.items()})
         server.w.copy_(w)
         server.round = self._about["round"]
@@ -204,6 +210,11 @@ class Checkpoint:
 def _tables(server: Server) -> tuple[RowTable, ...]:
     states = server.aggregator.states
     return () if states is None else states.tables()
+
+
+def _beside_rows(server: Server) -> Mapping[str, Tensor]:
+    states = server.aggregator.states
+    return {} if states is None else states.tensors()
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int]]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedvarp import cli_looking
+from fedvarp import cli_diagnose, cli_looking
 from fedvarp.cli_errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
 from fedvarp.version import __version__
 
@@ -230,6 +230,7 @@ def sweep(
 
 
 cli_looking.register(app)
+cli_diagnose.register(app)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from fedvarp.clusters_by_name import CLUSTERS_PATTERN
 from fedvarp.config_sections import (
     MODELS_FOR,
     Always,
@@ -88,6 +89,10 @@ class Settings(Section):
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     client_weights: Literal["equal", "examples"] = "equal"
     """What each client counts for in the objective."""
+    clusters: Annotated[str, Field(pattern=CLUSTERS_PATTERN)] | None = None
+    """For cluster_fedvarp: "own" (the data set's), "labels", or "auto:K"; own unless given."""
+    recluster_every: Count | None = None
+    """With clusters = "auto:K": rounds until clusters are made anew; never unless given."""
     evaluate_every: Count = 10
     """Rounds between evaluations."""
     num_train_clients: Annotated[int, Field(ge=0)] | None = None
@@ -139,6 +144,12 @@ class Settings(Section):
                 f'model = "{self.model.name}" cannot read data = "{self.data.name}", which goes '
                 f"with {' or '.join(fitting)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _only_auto_changes(self) -> Self:
+        if self.recluster_every is not None and not (self.clusters or "").startswith("auto:"):
+            raise ValueError('recluster_every goes with clusters = "auto:K"; others never change')
         return self
 
     def as_toml(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from fedvarp.algorithms.by_name import TableSettings, make_algorithm
 from fedvarp.client_states.codecs import codec_named
+from fedvarp.clusters_by_name import clusters_by_name
 from fedvarp.experiment import Experiment
 from fedvarp.flat_model import FlatModel
 
@@ -85,7 +86,11 @@ def estimate(experiment: Experiment) -> Estimate:
     flat = FlatModel(experiment.model.to(settings.device))
     aggregator = make_algorithm(
         settings.algorithm,
-        TableSettings(dataset.num_clients, flat.dim, cluster_of=dataset.cluster_of),
+        TableSettings(
+            dataset.num_clients,
+            flat.dim,
+            cluster_of=clusters_by_name(settings.clusters, None, dataset).at_first,
+        ),
     )
     tables = () if aggregator.states is None else aggregator.states.tables()
     rows = sum(table.num_clients for table in tables)

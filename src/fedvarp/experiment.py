@@ -75,6 +75,8 @@ class Experiment:
             seed=settings.seed,
             server_optimizer=self.server_optimizer,
             sampler=self.sampler,
+            cluster_of=settings.clusters,
+            recluster_every=settings.recluster_every,
             client_weights=self.client_weights,
             states=settings.states.where,
             dtype=settings.states.dtype,

@@ -88,20 +88,32 @@ def plot(
     Raises:
         RunError: There is nothing to draw, or the runs are of different tasks.
     """
-    file = Path(out)
-    ending = file.suffix.lower().removeprefix(".")
-    if ending not in FORMATS:
-        raise RunError(f"{file} does not end in {', '.join(f'.{name}' for name in FORMATS)}.")
+    refuse_format(Path(out))
     runs, _ = read_runs(paths)
     if not allow_different:
         refuse_different_tasks(runs)
-    drawn = figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss)
+    return save(figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss), Path(out))
+
+
+def refuse_format(file: Path) -> None:
+    """Raises RunError unless the file's ending is one that can be drawn."""
+    if _ending(file) not in FORMATS:
+        raise RunError(f"{file} does not end in {', '.join(f'.{name}' for name in FORMATS)}.")
+
+
+def save(drawn: Figure, file: Path) -> Path:
+    """Writes a figure; the same figure gives the same bytes."""
+    refuse_format(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     # Dates would make each drawing a different file.
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    with _our_style():
-        drawn.savefig(file, format=ending, metadata=undated[ending])
+    with our_style():
+        drawn.savefig(file, format=_ending(file), metadata=undated[_ending(file)])
     return file
+
+
+def _ending(file: Path) -> str:
+    return file.suffix.lower().removeprefix(".")
 
 
 def figure(
@@ -116,7 +128,7 @@ def figure(
 
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
     size, label = _x_unit(groups, x)
-    with _our_style():
+    with our_style():
         drawn = Figure(figsize=(3.4 * len(measured) + 0.2, 3.1), layout="constrained")
         for column, metric in enumerate(measured):
             axes = drawn.add_subplot(1, len(measured), column + 1)
@@ -133,7 +145,7 @@ def figure(
     return drawn
 
 
-def _our_style() -> AbstractContextManager[None]:
+def our_style() -> AbstractContextManager[None]:
     """Whatever a matplotlibrc on this machine says, figures look the same."""
     import matplotlib as mpl
 

@@ -1,10 +1,10 @@
-"""The progress bar of a run: rounds, rounds per second, accuracy, time left."""
+"""Progress bars: of a run (rounds, their speed, accuracy, time left), and of anything else."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+Item = TypeVar("Item")
 
 
 class _RoundsPerSecond(ProgressColumn):
@@ -63,3 +65,19 @@ class RunProgress:
             self._progress.update(self._task, figures=f"accuracy {record['test_accuracy']:.1%}")
         elif record.get("train_loss") is not None:
             self._progress.update(self._task, figures=f"loss {record['train_loss']:.3g}")
+
+
+def counted(items: Sequence[Item], title: str, show: bool | None = None) -> Iterator[Item]:
+    """The items one by one, with a bar on standard error.
+
+    Args:
+        items: What is worked through.
+        title: What is done with them.
+        show: Whether to show it; None: if standard error is a terminal.
+    """
+    visible = sys.stderr.isatty() if show is None else show
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not visible
+    ) as bar:
+        yield from bar.track(items, description=title)

@@ -16,12 +16,14 @@ from torch.nn.functional import cross_entropy
 from fedvarp.algorithms import Aggregator
 from fedvarp.algorithms.by_name import TableSettings, make_algorithm
 from fedvarp.client_sampling import ClientSampler, Cohort, UniformSampler, WeightedSampler
+from fedvarp.clusters_by_name import clusters_by_name
 from fedvarp.data import FederatedDataset
 from fedvarp.evaluation import Evaluator, Figures
 from fedvarp.flat_model import FlatModel, average_buffers
 from fedvarp.interruption import Interruption
 from fedvarp.local_sgd import LocalSGD, Loss
 from fedvarp.progress import RunProgress
+from fedvarp.reclustering import Reclustering, reclustering
 from fedvarp.recorded_run import RecordedRun
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.run_description import fingerprint, name_of, plain, plain_value
@@ -73,7 +75,8 @@ def simulate(
     seed: int = 0,
     server_optimizer: ServerOptimizer | None = None,
     sampler: ClientSampler | None = None,
-    cluster_of: Tensor | None = None,
+    cluster_of: Tensor | str | None = None,
+    recluster_every: int | None = None,
     client_weights: Tensor | None = None,
     states: Literal["memory", "disk"] = "memory",
     dtype: str = "float32",
@@ -110,7 +113,10 @@ def simulate(
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
         server_optimizer: The paper's SGD(lr=1) unless given.
         sampler: Who takes part; see `fedvarp.client_sampling`.
-        cluster_of: (N,) clusters for "cluster_fedvarp"; the data set's own unless given.
+        cluster_of: (N,) clusters for "cluster_fedvarp", or "labels" for clients with the same
+            labels, or "auto:K" for K clusters by k-means on sketched gradients at the first model
+            ("auto:K:updates": on sketched updates); the data set's own unless given.
+        recluster_every: With "auto:K", rounds after which clusters are made anew; None: never.
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each, as in the paper.
         states: Where the table of client states lives; "disk" needs `out`.
         dtype: How its rows are stored: float32, bfloat16, float16 or int8.
@@ -135,7 +141,8 @@ def simulate(
     """
     refuse_impossible(rounds, evaluate_every, commit_every, states, out)
     refuse_target(target_accuracy, dataset)
-    refuse_two_objectives(client_weights, cluster_of, sampler, clients_per_round, dataset)
+    clusters = clusters_by_name(cluster_of, recluster_every, dataset)
+    refuse_two_objectives(client_weights, clusters.at_first, sampler, clients_per_round, dataset)
     sampler = sampler or _sampler(dataset, clients_per_round, client_weights, seed)
     flat = FlatModel(model.to(device))
     directory = None if out is None else RunDirectory(out)
@@ -144,7 +151,8 @@ def simulate(
         dim=flat.dim,
         dtype=dtype,
         folder=str(directory.checkpoint_folder) if directory and states == "disk" else None,
-        cluster_of=dataset.cluster_of if cluster_of is None else cluster_of,
+        cluster_of=clusters.at_first,
+        clustering=clusters.changing,
         client_weights=client_weights,
         device=device,
     )
@@ -201,6 +209,7 @@ def simulate(
             callbacks=callbacks,
             buffers=flat.buffers(),
             title=name,
+            reclustering=reclustering(clusters, aggregator, dataset, flat, loss, local_sgd, seed),
         )
         if directory is None:
             return simulation.run(rounds, progress)
@@ -230,6 +239,7 @@ class Simulation:
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
     title: str
+    reclustering: Reclustering | None = None  # for clusters that follow the gradients
     _clock: float = 0.0  # when the last record was finished
 
     def run(
@@ -316,10 +326,14 @@ class Simulation:
         """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm.
 
         Args:
-            settle: Called when the clients have trained and nothing has changed yet. If it says
-                that the run is over, the round is dropped, and there is no record.
+            settle: Called before anything changes, when the clients have trained if possible. If
+                it says that the run is over, the round is dropped, and there is no record.
         """
         t = self.server.round
+        if self.reclustering is not None and self.reclustering.is_due(t):
+            if not settle():
+                return None
+            self.reclustering.renew(self.server, self.buffers)
         cohort = self.sampler.cohort(t)
         answering = cohort.answering
         broadcast = self.server.broadcast(answering.clients)

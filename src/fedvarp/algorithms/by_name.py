@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.fedavg import FedAvg
-from fedvarp.algorithms.fedvarp import FedVARP, cluster_fedvarp
+from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.scaffold import Scaffold
-from fedvarp.client_states import InMemoryStates, OnDiskStates, RowTable
+from fedvarp.client_states import InMemoryStates, OnDiskStates, RowTable, SharedByCluster
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class TableSettings:
         dtype: How rows are stored.
         folder: Where rows live on disk; None: in memory.
         cluster_of: (N,) for ClusterFedVARP.
+        clustering: How the clusters are made, if they change with time.
         client_weights: (N,) p_i of the objective; None for 1/N each.
         device: Where the rows are needed.
     """
@@ -36,6 +37,7 @@ class TableSettings:
     dtype: str = "float32"
     folder: str | None = None
     cluster_of: Tensor | None = None
+    clustering: str | None = None
     client_weights: Tensor | None = None
     device: torch.device | str = "cpu"
 
@@ -61,7 +63,9 @@ def _clustered(settings: TableSettings) -> Aggregator:
             "Give cluster_of, the cluster of each client, or use FedVARP."
         )
     rows = settings.rows(int(settings.cluster_of.max()) + 1, None)
-    return cluster_fedvarp(settings.cluster_of, rows, settings.client_weights)
+    return FedVARP(
+        SharedByCluster(settings.cluster_of, rows, settings.client_weights, settings.clustering)
+    )
 
 
 ALGORITHMS: Final[Mapping[str, Callable[[TableSettings], Aggregator]]] = {

@@ -63,6 +63,13 @@ class ClientStates(ABC):
     def tables(self) -> tuple[RowTable, ...]:
         """The tables that hold the rows, for a checkpoint to save."""
 
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint has to keep beside the rows; nothing for most tables."""
+        return {}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Takes back what `tensors` gave, after the rows were loaded; nothing for most tables."""
+
     @abstractmethod
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""

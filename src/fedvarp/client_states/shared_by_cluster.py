@@ -14,6 +14,7 @@ from fedvarp.client_states.row_table import RowTable
 from fedvarp.magnitudes import row_magnitudes
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server_optimizers import walk
+from fedvarp.stretches import stretches
 
 
 class SharedByCluster(ClientStates):
@@ -23,6 +24,8 @@ class SharedByCluster(ClientStates):
         cluster_of: (N,) int64, c_i in 0 … K-1.
         states: A table with K rows; where it keeps them and how is its own affair.
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
+        clustering: How the clusters are made, if they are to change with time. A checkpoint then
+            keeps the clusters themselves and asks only that they are made in the same way.
 
     >>> from fedvarp import InMemoryStates
     >>> states = SharedByCluster(torch.tensor([0, 0, 1]), InMemoryStates(num_clients=2, dim=1))
@@ -34,7 +37,11 @@ class SharedByCluster(ClientStates):
     """
 
     def __init__(
-        self, cluster_of: Tensor, states: RowTable, client_weights: Tensor | None = None
+        self,
+        cluster_of: Tensor,
+        states: RowTable,
+        client_weights: Tensor | None = None,
+        clustering: str | None = None,
     ) -> None:
         _check_clusters(cluster_of, states.num_clients)
         self.cluster_of = cluster_of.cpu().clone()
@@ -48,6 +55,7 @@ class SharedByCluster(ClientStates):
                 f"one weight a client."
             )
         self._client_weights = client_weights
+        self._clustering = clustering
         self._share_rows()
 
     def get(self, clients: Tensor) -> Tensor:
@@ -112,13 +120,56 @@ class SharedByCluster(ClientStates):
         self.cluster_of[clients.cpu()] = clusters.cpu()
         self._share_rows()
 
+    def recluster(self, cluster_of: Tensor) -> None:
+        """Puts the clients into other clusters; O(K·d), and `mean` stays what it was.
+
+        A client's state is the row of its cluster. So the row of a new cluster becomes the mean of
+        its clients' present states, each counted as the objective counts the client: the mean over
+        all clients is then the same before and after, to the accuracy of the codec.
+        """
+        _check_clusters(cluster_of, self.states.num_clients)
+        if len(cluster_of) != self.num_clients:
+            raise ValueError(
+                f"{len(cluster_of)} clusters for {self.num_clients} clients; give one a client."
+            )
+        K = self.states.num_clients
+        cluster_of = cluster_of.cpu()
+        moved = torch.zeros(K, K, dtype=torch.float64)  # weight of the clients from old k to new k
+        moved.index_put_((cluster_of, self.cluster_of), self._weights(), accumulate=True)
+        heads = torch.zeros(K, K, dtype=torch.float64)  # their number, where none of them counts
+        heads.index_put_((cluster_of, self.cluster_of), torch.ones(len(cluster_of)).double(), True)
+        weightless = moved.sum(1) == 0
+        moved[weightless] = heads[weightless]
+        shares = moved / moved.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        clusters = torch.arange(K)
+        before = self.states.get(clusters)
+        after = torch.empty_like(before)
+        for here in stretches(self.dim):
+            after[:, here] = shares.to(before.device) @ before[:, here].double()
+        changed = (before != after).any(1).cpu()
+        self.states.put(clusters[changed], after[changed.to(after.device)])
+        self.cluster_of = cluster_of.clone()
+        self._share_rows()
+
     def _share_rows(self) -> None:
-        weights = self._client_weights
-        if weights is None:
-            weights = torch.ones(self.num_clients)
         self.states.share(
-            _sum_by_cluster(weights.double().cpu(), self.cluster_of, self.states.num_clients)
+            _sum_by_cluster(self._weights(), self.cluster_of, self.states.num_clients)
         )
+
+    def _weights(self) -> Tensor:
+        if self._client_weights is None:
+            return torch.ones(self.num_clients, dtype=torch.float64)
+        return self._client_weights.double().cpu()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The clusters, if they change with time."""
+        return {} if self._clustering is None else {"cluster_of": self.cluster_of}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the clusters back; the rows are those of these clusters already."""
+        if "cluster_of" in tensors:
+            self.cluster_of = tensors["cluster_of"]
+            self._share_rows()
 
     @property
     def num_bytes(self) -> int:
@@ -132,12 +183,15 @@ class SharedByCluster(ClientStates):
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""
         digest = hashlib.sha256(self.cluster_of.numpy().tobytes()).hexdigest()[:16]
-        return {
+        told = {
             **self.states.describe(),
             "num_clients": self.num_clients,
             "num_clusters": self.states.num_clients,
-            "cluster_of": digest,
+            "cluster_of": self._clustering or digest,
         }
+        if self._clustering is not None:
+            del told["row_weights"]  # the sizes of clusters, which change with them
+        return told
 
     def _clusters(self, clients: Tensor) -> Tensor:
         return self.cluster_of[clients.cpu()]

@@ -31,6 +31,7 @@ RUNNING: Final = (
 METHOD: Final = (
     "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
     "server_lr", "server_momentum", "server_optimizer", "states", "dtype", "cluster_of",
+    "clusters", "recluster_every",
 )  # fmt: skip
 
 _MOST_DIFFERENCES: Final = 8  # in one error message

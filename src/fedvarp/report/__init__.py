@@ -1,6 +1,7 @@
 """One self-contained HTML page about some runs: curves to play with, tables, clients, settings.
 
 participation   who took part how often, and how long the others have waited
+diagnosed       what `fedvarp diagnose` found, for runs that were diagnosed
 charts          what is to be drawn, as plain data
 page            the HTML; page.html, page.css and page.js are its fixed parts
 """

@@ -15,6 +15,7 @@ from fedvarp.comparison.groups import Group, common_settings, setting_difference
 from fedvarp.comparison.looks import Look
 from fedvarp.comparison.table import Comparison
 from fedvarp.report.charts import Chart, all_charts, group_styles, is_empty, x_axes
+from fedvarp.report.diagnosed import diagnosed_section
 from fedvarp.version import __version__
 
 _MOST_REFUSALS: Final = 100
@@ -57,6 +58,7 @@ def page(comparison: Comparison, title: str) -> str:
             f'<p class="about">{html.escape(line)}</p>' for line in about if line not in notes
         ),
         "refused": _refused(groups),
+        "diagnosis": diagnosed_section(groups, _table),
         "settings": _settings(groups),
         "version": __version__,
         "style": _part("page.css"),

@@ -1,0 +1,309 @@
+"""`fedvarp diagnose`: what holds a training back, at its first model or at a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.checkpoint import Checkpoint
+from fedvarp.client_states.codecs import codec_named
+from fedvarp.clusters_by_name import clusters_by_name
+from fedvarp.config import Settings
+from fedvarp.config_errors import SettingsError
+from fedvarp.config_files import load_settings, settings_of_run
+from fedvarp.experiment import DataFolder, Experiment, build
+from fedvarp.flat_model import FlatModel
+from fedvarp.learning_rates import Constant
+from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.theory import conditions, error_terms, measure
+from fedvarp.theory.client_gradients import ClientGradients
+from fedvarp.theory.clustering import CurvePoint, curve
+from fedvarp.theory.conditions import Condition
+from fedvarp.theory.error_terms import ErrorTerms
+from fedvarp.theory.measurements import Measurements
+from fedvarp.theory.step_errors import StepErrors, UpdateSpread, measure_updates
+
+FILE_NAME: Final = "diagnosis.json"
+"""Where the diagnosis of a run is kept, in its directory."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What an error comes from, and how it is drawn."""
+
+    label: str
+    colour: str
+    hatch: str
+
+
+# Of Okabe and Ito, with hatches for black-and-white printers.
+CAUSES: Final = {
+    "stochastic_gradient": Cause("mini-batches", "#56B4E9", ""),
+    "partial_participation": Cause("partial participation", "#D55E00", "//"),
+    "client_drift": Cause("client drift", "#009E73", ".."),
+}
+"""The three errors of the paper's floor."""
+
+CODECS: Final = ("float32", "bfloat16", "float16", "int8")
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        settings: Of the training.
+        round: After how many rounds the model was measured.
+        client_lr: η_c in that round.
+        measured: The constants.
+        updates: How the clients' updates spread; None if no client was trained.
+        curve: σ_K² against K; empty if only some clients were measured.
+        allowed_lr: By algorithm, the largest η_c for which its theorem is proved.
+    """
+
+    settings: Settings
+    round: int
+    client_lr: float
+    measured: Measurements
+    updates: UpdateSpread | None
+    curve: Sequence[CurvePoint]
+    allowed_lr: Mapping[str, float]
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Those with a theorem; ClusterFedVARP where there are clusters."""
+        has_clusters = self.measured.cluster_of is not None
+        return ["fedavg", *(["cluster_fedvarp"] if has_clusters else []), "fedvarp"]
+
+    @property
+    def step_errors(self) -> dict[str, StepErrors]:
+        """E‖v − ∇f‖² at this model, by algorithm; empty if no client was trained."""
+        if self.updates is None:
+            return {}
+        found = self.updates.errors(self.measured.num_clients, self.settings.clients_per_round)
+        return {name: found[name] for name in self.algorithms}
+
+    def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
+        """The bounds of the theorems for as many rounds as the settings say, from here on."""
+        return {name: _terms(name, self.settings, self.measured, client_lr) for name in self.algorithms}  # fmt: skip # noqa: E501
+
+    @property
+    def smallest_allowed_lr(self) -> float:
+        """The largest η_c at which all the theorems hold."""
+        return min(self.allowed_lr[name] for name in self.algorithms)
+
+    def table_bytes(self, rows: int, codec: str) -> int:
+        """What a table with so many rows takes, and its running sum."""
+        return rows * codec_named(codec).row_bytes(self.measured.dim) + 8 * self.measured.dim
+
+    def as_json(self) -> dict[str, Any]:
+        """For files and programs."""
+        settings = self.settings
+        return {
+            "name": settings.name,
+            "algorithm": settings.algorithm,
+            "round": self.round,
+            "num_clients": self.measured.num_clients,
+            "clients_per_round": settings.clients_per_round,
+            "rounds": settings.rounds,
+            "client_lr": self.client_lr,
+            "server_lr": settings.server_lr,
+            "measured": self.measured.as_json(),
+            "updates": None if self.updates is None else dataclasses.asdict(self.updates),
+            "step_errors": _plain(self.step_errors),
+            "terms": _plain(self.terms(self.client_lr)),
+            "allowed_client_lr": dict(self.allowed_lr),
+            "terms_at_allowed_lr": _plain(self.terms(self.smallest_allowed_lr)),
+            "conditions": {
+                name: [
+                    dataclasses.asdict(condition) | {"met": condition.met}
+                    for condition in _conditions(name, settings, self.measured, self.client_lr)
+                ]
+                for name in self.algorithms
+            },
+            "curve": [dataclasses.asdict(point) for point in self.curve],
+            "table_bytes": {
+                str(rows): {codec: self.table_bytes(rows, codec) for codec in CODECS}
+                for rows in sorted({point.num_clusters for point in self.curve} | self._own_rows)
+            },
+        }
+
+    @property
+    def _own_rows(self) -> set[int]:
+        sizes = self.measured.cluster_sizes
+        return {self.measured.num_clients} | (set() if sizes is None else {len(sizes)})
+
+
+def diagnose(
+    source: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    sample: int | None = None,
+    updates: bool = True,
+    data_dir: DataFolder = None,
+    progress: bool | None = None,
+) -> Diagnosis:
+    """Measures at the first model of a config or preset, or at the last checkpoint of a run.
+
+    Args:
+        source: A TOML file, the name of a preset, or the directory of a run.
+        overrides: Changes to the settings, such as ``"clients_per_round=10"``.
+        sample: How many clients to measure, drawn uniformly; None: all.
+        updates: Whether to train the clients, for errors that no bound is involved in. It costs as
+            much as training 2 N / M rounds.
+        data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+        progress: Whether to show bars; None: in a terminal.
+    """
+    directory = RunDirectory(source)
+    is_run = directory.path.is_dir() and directory.exists
+    if is_run:
+        settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
+    else:
+        settings = load_settings(source, overrides)
+    _refuse_other_objectives(settings)
+    experiment = build(settings, data_dir)
+    flat = FlatModel(experiment.model.to(settings.device))
+    round, w, buffers = 0, flat.vector(), flat.buffers()
+    if is_run:
+        round, w, buffers = _checkpointed(directory, flat.dim, settings.device)
+    return _diagnose(experiment, round, w, buffers, sample, updates, progress)
+
+
+def _diagnose(
+    experiment: Experiment,
+    round: int,
+    w: Tensor,
+    buffers: Mapping[str, Tensor],
+    sample: int | None,
+    updates: bool,
+    progress: bool | None,
+) -> Diagnosis:
+    settings, dataset = experiment.settings, experiment.dataset
+    local = experiment.local_sgd
+    client_lr = local.lr * local.schedule(round)
+    local = dataclasses.replace(local, lr=client_lr, schedule=Constant())
+    clusters = clusters_by_name(settings.clusters, None, dataset)
+    # Clusters that a run is still to find are found by the curve.
+    cluster_of = dataset.cluster_of if clusters.num_auto is not None else clusters.at_first
+    measured = measure(
+        dataset,
+        experiment.model,
+        experiment.loss,
+        local_sgd=local,
+        w=w,
+        buffers=buffers,
+        cluster_of=cluster_of,
+        sample=sample,
+        seed=settings.seed,
+        progress=progress,
+    )
+    if measured.smoothness.value == 0:
+        raise ValueError(
+            "The gradient is the same at every w near this one: L = 0, and the theorems have "
+            "nothing to say."
+        )
+    spread = None
+    if updates:
+        flat = FlatModel(experiment.model)
+        gradients = ClientGradients(
+            dataset, flat, experiment.loss, local, w, buffers, settings.seed
+        )
+        spread = measure_updates(gradients, measured.clients, cluster_of, progress)
+    extra = [] if clusters.num_auto is None else [clusters.num_auto]
+    allowed = {
+        name: min(c.largest_client_lr for c in _conditions(name, settings, measured, client_lr))
+        for name in ("fedavg", "cluster_fedvarp", "fedvarp")
+        if name != "cluster_fedvarp" or cluster_of is not None
+    }
+    return Diagnosis(
+        settings=settings,
+        round=round,
+        client_lr=client_lr,
+        measured=measured,
+        updates=spread,
+        curve=curve(measured, extra=extra) if measured.of_all_clients else [],
+        allowed_lr=allowed,
+    )
+
+
+def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
+    """Keeps the diagnosis, whole or not at all."""
+    draft = file.with_name(file.name + ".part")
+    kept = diagnosis.as_json() | {"advice": list(advice)}
+    draft.write_text(json.dumps(kept, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    draft.replace(file)
+
+
+def _checkpointed(
+    directory: RunDirectory, dim: int, device: str
+) -> tuple[int, Tensor, dict[str, Tensor]]:
+    """Round, w and buffers of the last whole round."""
+    if not directory.checkpoint_folder.exists():
+        raise RunError(
+            f"{directory.path} has no checkpoint: no round of it was trained, or it was not "
+            f"copied. `fedvarp diagnose {directory.config_file}` looks at its first model."
+        )
+    with Checkpoint(directory.checkpoint_folder) as checkpoint:
+        if checkpoint.round is None:
+            raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
+        w = checkpoint.store.read_tensor("state", "w", torch.float32, (dim,))
+        return checkpoint.round, w.to(device), checkpoint.tensors()
+
+
+def _refuse_other_objectives(settings: Settings) -> None:
+    if settings.client_weights != "equal":
+        raise SettingsError(
+            'client_weights = "examples" is another objective than that of the theorems, which '
+            "count every client once. --set client_weights=equal diagnoses theirs."
+        )
+
+
+def _conditions(
+    name: str, settings: Settings, measured: Measurements, client_lr: float
+) -> list[Condition]:
+    return conditions(
+        algorithm=name,
+        num_clients=measured.num_clients,
+        clients_per_round=settings.clients_per_round,
+        num_steps=measured.num_steps,
+        client_lr=client_lr,
+        server_lr=settings.server_lr,
+        smoothness=measured.smoothness.value,
+        cluster_sizes=measured.cluster_sizes,
+    )
+
+
+def _terms(name: str, settings: Settings, measured: Measurements, client_lr: float) -> ErrorTerms:
+    return error_terms(
+        algorithm=name,
+        num_clients=measured.num_clients,
+        clients_per_round=settings.clients_per_round,
+        rounds=settings.rounds,
+        num_steps=measured.num_steps,
+        client_lr=client_lr,
+        server_lr=settings.server_lr,
+        smoothness=measured.smoothness.value,
+        sigma2=measured.sigma2.value,
+        sigma_g2=max(measured.sigma_g2.value, 0.0),
+        sigma_K2=None if measured.sigma_K2 is None else measured.sigma_K2.value,
+        initial_gap=measured.loss.value - measured.loss_lower_bound,
+        cluster_sizes=measured.cluster_sizes,
+        initial_gradient_norm2=max(measured.gradient_norm2.value, 0.0),
+    )
+
+
+def _plain(terms: Mapping[str, StepErrors] | Mapping[str, ErrorTerms]) -> dict[str, Any]:
+    return {
+        name: dataclasses.asdict(one)
+        | {"total": one.total}
+        | ({"floor": one.floor} if isinstance(one, ErrorTerms) else {})
+        for name, one in terms.items()
+    }

@@ -1,0 +1,135 @@
+"""σ_g², σ_K² and ‖∇f‖² from the gradients of some clients: unbiased, with standard errors.
+
+The clients are n of N, drawn uniformly without replacement. Plain plug-in figures would be biased:
+the mean of few gradients is longer than the mean of all, and a spread around the mean of the few is
+smaller than one around the mean of all. With n = N every correction vanishes, and every error.
+
+Standard errors are those of the jackknife (each estimate again without each client in turn), with
+the finite-population factor 1 − n/N. It overstates the error where the clients lie equally far from
+their mean, and never understates it by much; `tests/theory/test_measurements.py` checks both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured number and its standard error; 0: nothing was drawn, the number is exact."""
+
+    value: float
+    standard_error: float = 0.0
+
+    def as_json(self) -> dict[str, float]:
+        """For files and programs."""
+        return {"value": self.value, "standard_error": self.standard_error}
+
+
+def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> float:
+    """σ_K²: the mean over all N clients of ‖∇f_i − mean of ∇f_j over the cluster of i‖².
+
+    Every pair of clients of one cluster is in the sample with the probability
+    n(n−1) / N(N−1), and σ_K² is a sum over such pairs: weighing those drawn by its inverse leaves
+    no bias. One cluster gives σ_g².
+
+    Args:
+        spread_within: (K,) Σ ‖∇f_i − their mean‖² over the sampled clients of each cluster.
+        sampled: (K,) how many clients of each cluster were sampled.
+        sizes: (K,) how many clients each cluster has.
+    """
+    n, N = int(sampled.sum()), int(sizes.sum())
+    if n == N:
+        return float(spread_within.sum()) / N
+    share = sampled.double() / sizes.double()
+    return float(share @ spread_within.double()) * (N - 1) / (n * (n - 1))
+
+
+def squared_norm(mean_norm2: float, spread: float, n: int, N: int) -> float:
+    """‖∇f‖² from the mean of n gradients: ‖mean‖² is too long by (1/n − 1/N) S² on average.
+
+    Args:
+        mean_norm2: ‖mean of the sampled gradients‖².
+        spread: Σ ‖∇f_i − that mean‖² over the sample.
+        n: Clients in the sample.
+        N: Clients in all.
+    """
+    return mean_norm2 - (1 / n - 1 / N) * spread / (n - 1) if n < N else mean_norm2
+
+
+def error_of_heterogeneity(vectors: Tensor, clusters: Tensor, sizes: Tensor) -> float:
+    """Jackknife standard error of σ_K².
+
+    Args:
+        vectors: (n, s) gradients, or sketches of them.
+        clusters: (n,) their clusters.
+        sizes: (K,) how many clients each cluster has.
+    """
+    n, N = len(vectors), int(sizes.sum())
+    if n == N:
+        return 0.0
+    _, offsets, sampled = cluster_offsets(vectors, clusters, len(sizes))
+    distance = offsets.square().sum(1)  # (n,) of each client from the mean of its cluster
+    within = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, clusters, distance)
+    terms = sampled.double() / sizes.double() * within  # (K,) Σ over these is the estimate
+    # Without client i its cluster k has n_k − 1 members, spread by n_k/(n_k−1) distance_i less.
+    count = sampled[clusters].double()
+    loss = distance * count / (count - 1).clamp(min=1)
+    left = (count - 1) / sizes[clusters].double() * (within[clusters] - loss)
+    without = (terms.sum() - terms[clusters] + left) * (N - 1) / ((n - 1) * (n - 2))
+    return _jackknife_error(without, N)
+
+
+def error_of_squared_norm(vectors: Tensor, N: int) -> float:
+    """Jackknife standard error of ‖∇f‖² from (n, s) gradients, or sketches of them."""
+    n = len(vectors)
+    if n == N:
+        return 0.0
+    mean = vectors.mean(0)
+    distance = (vectors - mean).square().sum(1)
+    spread = float(distance.sum())
+    without = [
+        squared_norm(
+            float((mean + (mean - vectors[i]) / (n - 1)).square().sum()),
+            spread - float(distance[i]) * n / (n - 1),
+            n - 1,
+            N,
+        )
+        for i in range(n)
+    ]
+    return _jackknife_error(torch.tensor(without, dtype=torch.float64), N)
+
+
+def mean_estimate(values: Tensor, N: int, *, noisy: bool = False) -> Estimate:
+    """The mean over clients of a number known for n of them.
+
+    Args:
+        values: (n,).
+        N: Clients in all.
+        noisy: Whether the numbers themselves were estimated from random draws. The error then
+            stays above zero for n = N. It is overstated there by what clients truly differ.
+    """
+    n = len(values)
+    remaining = 1.0 if noisy else 1 - n / N
+    spread = float(values.double().var()) if n > 1 else 0.0
+    return Estimate(float(values.double().mean()), math.sqrt(remaining * spread / n))
+
+
+def cluster_offsets(
+    vectors: Tensor, clusters: Tensor, num_clusters: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(K, s) means, (n, s) offsets of each vector from that of its cluster, (K,) counts."""
+    counts = torch.bincount(clusters, minlength=num_clusters)
+    sums = torch.zeros(num_clusters, vectors.shape[1], dtype=vectors.dtype)
+    means = sums.index_add_(0, clusters, vectors) / counts.clamp(min=1)[:, None]
+    return means, vectors - means[clusters], counts
+
+
+def _jackknife_error(without: Tensor, N: int) -> float:
+    n = len(without)
+    squares = float((without - without.mean()).square().sum())
+    return math.sqrt((1 - n / N) * (n - 1) / n * squares)

@@ -1,0 +1,151 @@
+"""L, how fast gradients change: the largest curvature at w, and what a client's own walk shows.
+
+Both are lower bounds on the L of Assumption 1, which holds for all w and all clients: the power
+iteration approaches the largest curvature at this one w from below, and a difference of gradients
+is at most L times the distance between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.local_sgd import layers_draw_from
+from fedvarp.randomness import stream
+from fedvarp.theory.client_gradients import CHUNK, ClientGradients
+
+_CLOSE_ENOUGH: Final = 1e-3
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The largest absolute eigenvalue of a Hessian, by power iteration.
+
+    Attributes:
+        value: ‖H v‖ of the last unit vector v, never above the true one.
+        residual: ‖H v − (vᵀ H v) v‖: some eigenvalue of H is at most this far from vᵀ H v.
+        products: Hessian-vector products it took.
+    """
+
+    value: float
+    residual: float
+    products: int
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """L over some clients.
+
+    Attributes:
+        by_client: {client: the largest curvature of f_i at w}.
+        largest_residual: Of the power iterations, relative to their values.
+        gradient_difference: The largest ‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖, with w' where client i
+            would walk to in one round along its gradient.
+    """
+
+    by_client: dict[int, float]
+    largest_residual: float
+    gradient_difference: float
+
+    @property
+    def curvature(self) -> float:
+        """The largest curvature of any of these clients."""
+        return max(self.by_client.values())
+
+    @property
+    def value(self) -> float:
+        """What stands for L in the theorems: the larger of the two lower bounds."""
+        return max(self.curvature, self.gradient_difference)
+
+
+def power_iteration(
+    product: Callable[[Tensor], Tensor], start: Tensor, max_products: int = 50
+) -> Curvature:
+    """The largest absolute eigenvalue of a symmetric matrix given by its products H v.
+
+    >>> diagonal = torch.tensor([1.0, -3.0, 2.0], dtype=torch.float64)
+    >>> found = power_iteration(lambda v: diagonal * v, torch.ones(3, dtype=torch.float64))
+    >>> 2.99 < found.value <= 3.0 + 1e-12
+    True
+    """
+    v = start.double() / start.double().norm()
+    value = residual = 0.0
+    for done in range(1, max_products + 1):
+        image = product(v).double()
+        value = float(image.norm())
+        if not math.isfinite(value):
+            raise ValueError(
+                "A Hessian-vector product is not finite: the model has diverged at this w, or its "
+                "loss is not finite on some example. Diagnose an earlier round."
+            )
+        residual = float((image - (v @ image) * v).norm())
+        if residual <= _CLOSE_ENOUGH * value:
+            return Curvature(value, residual, done)
+        v = image / value
+    return Curvature(value, residual, max_products)
+
+
+def smoothness(
+    gradients: ClientGradients, clients: Iterable[int], max_products: int = 50
+) -> Smoothness:
+    """L over the given clients at the w of `gradients`."""
+    by_client: dict[int, float] = {}
+    largest_residual = difference = 0.0
+    for client in clients:
+        found = client_curvature(gradients, client, max_products)
+        by_client[client] = found.value
+        if found.value > 0:
+            largest_residual = max(largest_residual, found.residual / found.value)
+        difference = max(difference, gradient_difference(gradients, client))
+    return Smoothness(
+        by_client=by_client,
+        largest_residual=largest_residual,
+        gradient_difference=difference,
+    )
+
+
+def client_curvature(gradients: ClientGradients, client: int, max_products: int) -> Curvature:
+    """The largest absolute eigenvalue of ∇²f_i(w)."""
+    draw = stream(gradients.seed, "power iteration", client)
+    start = torch.randn(gradients.model.dim, generator=draw).to(gradients.w.device)
+    return power_iteration(lambda v: hessian_product(gradients, client, v), start, max_products)
+
+
+def hessian_product(gradients: ClientGradients, client: int, v: Tensor) -> Tensor:
+    """∇²f_i(w) v, (d,) float64, by differentiating the gradient along v."""
+    x, y = gradients.examples(client)
+    gradients.bind(gradients.w, None)
+    module = gradients.model.module
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    along = list(gradients.model.unflatten(v.to(gradients.w.dtype)).values())
+    product = gradients.local_sgd.weight_decay * v.double()
+    # cuDNN's recurrent layers cannot be differentiated twice; torch's own can.
+    keyed = layers_draw_from(stream(gradients.seed, "measured layers", client), gradients.w.device)
+    with keyed, torch.backends.cudnn.flags(enabled=False):
+        for part in torch.split(torch.arange(len(x), device=x.device), CHUNK):
+            loss = gradients.loss(module(x[part]), y[part])
+            first = torch.autograd.grad(loss, parameters, create_graph=True)
+            slope = torch.stack([(g * d).sum() for g, d in zip(first, along, strict=True)]).sum()
+            if not slope.requires_grad:
+                continue  # the gradient is the same at every w
+            second = torch.autograd.grad(slope, parameters, materialize_grads=True)
+            flat = torch.cat([g.reshape(-1) for g in second])
+            product += flat.double() * (len(part) / len(x))
+    return product
+
+
+def gradient_difference(gradients: ClientGradients, client: int) -> float:
+    """‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖ with w' = w − η_c τ_i ∇f_i(w); 0 at a stationary point."""
+    here = gradients.of(client)
+    walk = gradients.local_sgd.lr * here.num_steps
+    there = (gradients.w.double() - walk * here.gradient).to(gradients.w.dtype)
+    distance = float((there.double() - gradients.w.double()).norm())
+    if distance == 0 or not bool(there.isfinite().all()):
+        return 0.0
+    change = float((gradients.gradient(client, there) - here.gradient).norm())
+    return change / distance if math.isfinite(change) else 0.0

@@ -1,0 +1,32 @@
+"""How far vectors lie from their mean, in one pass and with two vectors of memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Spread:
+    """Mean and Σ weight · ‖x − mean‖² of the vectors seen so far (Welford's recurrence).
+
+    The difference mean(‖x‖²) − ‖mean(x)‖² would lose its digits where the mean is long.
+
+    >>> spread = Spread(1)
+    >>> for number in (1.0, 2.0, 6.0):
+    ...     spread.add(torch.tensor([number]))
+    >>> spread.mean.item(), round(spread.sum_of_squares, 9)
+    (3.0, 14.0)
+    """
+
+    def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
+        self.weight = 0.0
+        self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.sum_of_squares = 0.0
+
+    def add(self, vector: Tensor, weight: float = 1.0) -> None:
+        """One more vector, (d,)."""
+        offset = vector.detach().double() - self.mean
+        before = self.weight
+        self.weight += weight
+        self.sum_of_squares += float(offset @ offset) * weight * before / self.weight
+        self.mean.add_(offset, alpha=weight / self.weight)

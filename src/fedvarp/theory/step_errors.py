@@ -1,0 +1,168 @@
+"""Why the server's step is wrong: its squared error at this w, measured and split by cause.
+
+The theorems bound these errors; their constants are loose, and proved for small rates only. Here
+clients really train, twice each with other batches, and no bound is involved. With h_i the mean
+update of client i over its batches, FedAvg's direction v has the error
+
+    E‖v − ∇f‖² = ‖mean h_i − ∇f‖² + (N−M)/(M(N−1)) · mean ‖h_i − mean h‖² + ν / M
+                 client drift       partial participation                    mini-batches
+
+with ν = E‖Δ_i − h_i‖². FedVARP subtracts the state of each client, a Δ_i of an earlier round. If
+nothing moved since, partial participation is gone, and the noise of the states comes in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.progress import counted
+from fedvarp.theory.client_gradients import ClientGradients
+from fedvarp.theory.estimators import heterogeneity, squared_norm
+from fedvarp.theory.participation import sampling_variance
+from fedvarp.theory.spread import Spread
+
+_TWICE: Final = (1, 2)  # keys of two trainings with other batches
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """E‖v − ∇f(w)‖² of one algorithm, by cause.
+
+    Attributes:
+        algorithm: "fedavg", "fedvarp" or "cluster_fedvarp".
+        stochastic_gradient: From mini-batches.
+        partial_participation: From the choice of clients.
+        client_drift: From local steps that leave w. Estimated without bias, so that where there is
+            next to none it may come out slightly below zero.
+    """
+
+    algorithm: str
+    stochastic_gradient: float
+    partial_participation: float
+    client_drift: float
+
+    @property
+    def total(self) -> float:
+        """The whole error."""
+        return self.stochastic_gradient + self.partial_participation + self.client_drift
+
+
+@dataclass(frozen=True)
+class UpdateSpread:
+    """What the updates of a measurement's clients show.
+
+    Attributes:
+        noise: ν.
+        between_clients: mean ‖h_i − mean h‖².
+        within_clusters: The same within clusters; None without clusters.
+        drift: ‖mean h_i − ∇f‖².
+        diverged: Clients left out because their training diverged.
+    """
+
+    noise: float
+    between_clients: float
+    within_clusters: float | None
+    drift: float
+    diverged: int
+
+    def errors(self, num_clients: int, clients_per_round: int) -> dict[str, StepErrors]:
+        """Of a round with M of N clients, for states that are fresh.
+
+        A cluster's row is one of its clients' updates, not their mean: that is as far from the
+        mean as the clients are, hence the 2; for clusters of few clients it is less.
+        """
+        M, N = clients_per_round, num_clients
+        drawn = sampling_variance(N, M)
+        states = self.noise * (1 / M - 1 / N)  # of the rows that are subtracted and added again
+        found = {
+            "fedavg": StepErrors(
+                "fedavg", self.noise / M, drawn * self.between_clients, self.drift
+            ),
+            "fedvarp": StepErrors("fedvarp", self.noise / M + states, 0.0, self.drift),
+        }
+        if self.within_clusters is not None:
+            within = min(2 * self.within_clusters, self.between_clients)
+            found["cluster_fedvarp"] = StepErrors(
+                "cluster_fedvarp", self.noise / M + states, drawn * within, self.drift
+            )
+        return found
+
+
+def measure_updates(
+    gradients: ClientGradients,
+    clients: Tensor,
+    cluster_of: Tensor | None,
+    progress: bool | None = None,
+) -> UpdateSpread:
+    """Two local trainings at each of the clients; O(d) memory.
+
+    Args:
+        gradients: Where w, the data and LocalSGD are.
+        clients: (n,) int64, whom to ask: drawn uniformly, or all.
+        cluster_of: (N,) int64.
+        progress: Whether to show a bar; None: in a terminal.
+    """
+    N = gradients.dataset.num_clients
+    clusters = torch.zeros(N, dtype=torch.int64) if cluster_of is None else cluster_of
+    sizes = torch.bincount(clusters)
+    dim, device = gradients.model.dim, gradients.w.device
+    updates, walked_off, cluster = (Spread(dim, device) for _ in range(3))
+    within = torch.zeros(len(sizes), dtype=torch.float64)
+    sampled = torch.zeros(len(sizes), dtype=torch.int64)
+    noise, present, diverged = 0.0, -1, 0
+    order = clients[clusters[clients].argsort(stable=True)].tolist()
+    for client in counted(order, "Measuring updates", progress):
+        one, other = (_update(gradients, client, key) for key in _TWICE)
+        if one is None or other is None:
+            diverged += 1
+            continue
+        if int(clusters[client]) != present:
+            present, cluster = int(clusters[client]), Spread(dim, device)
+        noise += 0.5 * float((one - other).square().sum())
+        mean = (one + other) / 2
+        updates.add(mean)
+        cluster.add(mean)
+        walked_off.add(mean - gradients.of(client).gradient)
+        within[present] = cluster.sum_of_squares
+        sampled[present] += 1
+    n = int(sampled.sum())
+    if n < 2:
+        raise ValueError(
+            f"Local training diverged at {diverged} of {len(clients)} clients: there is no update "
+            f"to measure. Lower the client rate (--set client_lr=…)."
+        )
+    noise /= n
+    # Means of two trainings: they spread by ν/2 more than the h_i do, and so does their mean by
+    # ν/(2n) in squared length.
+    everybody, all_sampled = torch.tensor([N]), torch.tensor([n])
+    spread = torch.tensor([updates.sum_of_squares], dtype=torch.float64)
+    between = heterogeneity(spread, all_sampled, everybody) - noise / 2 * (N - 1) / N
+    inside = heterogeneity(within, sampled, sizes) - noise / 2 * (N - len(sizes)) / N
+    bias = squared_norm(float(walked_off.mean @ walked_off.mean), walked_off.sum_of_squares, n, N)
+    return UpdateSpread(
+        noise=noise,
+        between_clients=max(between, 0.0),
+        within_clusters=None if cluster_of is None else max(inside, 0.0),
+        drift=bias - noise / (2 * N),
+        diverged=diverged,
+    )
+
+
+def _update(gradients: ClientGradients, client: int, key: int) -> Tensor | None:
+    if gradients.buffers:
+        gradients.model.load_buffers(gradients.buffers)
+    result = gradients.local_sgd.train(
+        gradients.model,
+        gradients.loss,
+        gradients.w,
+        gradients.examples(client),
+        seed=gradients.seed,
+        round=-key,  # rounds that no run has: these batches are nobody else's
+        client=client,
+        augment=gradients.dataset.augment,
+    )
+    return None if result.diverged else result.delta.double()

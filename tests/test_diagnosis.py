@@ -1,0 +1,228 @@
+"""`fedvarp diagnose`: from a config or a run to tables, a figure, JSON, advice and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvarp.comparison import read_runs
+from fedvarp.config_errors import SettingsError
+from fedvarp.config_files import load_settings
+from fedvarp.diagnosis import CAUSES, FILE_NAME, Diagnosis, diagnose, write_json
+from fedvarp.diagnosis_advice import advice, shares
+from fedvarp.diagnosis_table import as_text, grids
+from fedvarp.experiment import build
+from fedvarp.run_directory import RunError
+from fedvarp.theory import error_terms
+from fedvarp.theory.step_errors import UpdateSpread
+
+CONFIG = """
+rounds = 4
+clients_per_round = 4
+evaluate_every = 2
+[data]
+name = "quadratics"
+sigma2 = 0.5
+sigma_g2 = 2.0
+sigma_K2 = 0.1
+[local_sgd]
+lr = 0.001
+batch_size = 5
+epochs = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("config") / "small.toml"
+    file.write_text(CONFIG)
+    return file
+
+
+@pytest.fixture(scope="module")
+def found(config: Path) -> Diagnosis:
+    return diagnose(config, progress=False)
+
+
+@pytest.fixture(scope="module")
+def run(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    build(load_settings(config, ["client_lr=0.05"])).run(folder, progress=False)
+    return folder
+
+
+def changed(found: Diagnosis, **parts: Any) -> Diagnosis:
+    """The same diagnosis with another spread of the updates."""
+    assert found.updates is not None
+    return dataclasses.replace(found, updates=dataclasses.replace(found.updates, **parts))
+
+
+def test_the_bounds_are_the_theorems_at_the_measured_constants(found: Diagnosis) -> None:
+    terms = found.terms(found.client_lr)["cluster_fedvarp"]
+    m = found.measured
+    assert m.sigma_K2 is not None
+    expected = error_terms(
+        algorithm="cluster_fedvarp", num_clients=20, clients_per_round=4, rounds=4, num_steps=4,
+        client_lr=0.001, server_lr=1.0, smoothness=m.smoothness.value, sigma2=m.sigma2.value,
+        sigma_g2=m.sigma_g2.value, sigma_K2=m.sigma_K2.value, initial_gap=m.loss.value,
+        num_clusters=5, initial_gradient_norm2=m.gradient_norm2.value,
+    )  # fmt: skip
+    assert terms == expected
+    assert found.algorithms == ["fedavg", "cluster_fedvarp", "fedvarp"]
+    assert found.round == 0
+
+
+def test_a_run_is_measured_where_it_stands(run: Path) -> None:
+    after = diagnose(run, progress=False)
+    assert after.round == 4
+    # The last line of metrics.jsonl holds the same f(w), over all clients.
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert after.measured.loss.value == pytest.approx(last["train_loss"], rel=1e-4)
+
+
+def test_the_rate_is_that_of_the_round(config: Path) -> None:
+    told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
+    assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
+
+
+def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagnosis) -> None:
+    kept = found.as_json()
+    for name in found.algorithms:
+        tightest = min(c["largest_client_lr"] for c in kept["conditions"][name])
+        assert kept["allowed_client_lr"][name] == tightest
+    assert found.smallest_allowed_lr == min(found.allowed_lr.values())
+
+
+def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) -> None:
+    write_json(found, ["Do this."], tmp_path / FILE_NAME)
+    kept = json.loads((tmp_path / FILE_NAME).read_text())
+    assert kept["advice"] == ["Do this."]
+    assert kept["measured"]["sigma_g2"]["value"] == found.measured.sigma_g2.value
+    assert kept["step_errors"]["fedavg"]["total"] == found.step_errors["fedavg"].total
+    assert [point["num_clusters"] for point in kept["curve"]] == [1, 2, 4, 5, 8, 16, 20]
+    # 20 rows of 10 float32 numbers and a sum of 10 float64 ones; int8 has a scale of 4 bytes a row.
+    assert kept["table_bytes"]["20"]["float32"] == 20 * 40 + 80
+    assert kept["table_bytes"]["20"]["int8"] == 20 * 14 + 80
+
+
+def test_advice_names_what_dominates(found: Diagnosis) -> None:
+    absent = changed(found, noise=0.1, between_clients=100.0, drift=0.01)
+    assert "measured: 100% from the choice of clients" in advice(absent)[0]
+    assert "FedVARP with fresh states would leave 0%" in advice(absent)[0]
+    noisy = changed(found, noise=100.0, between_clients=0.1, drift=0.0)
+    assert "100% from mini-batches" in advice(noisy)[0]
+    assert "FedVARP would not make it smaller" in advice(noisy)[0]
+    assert any("more than 4 local steps" in line for line in advice(noisy))
+    drifting = changed(found, noise=0.1, between_clients=1.0, drift=50.0)
+    assert any("a lower client rate is the better next move" in line for line in advice(drifting))
+
+
+def test_advice_on_clusters_respects_the_share_and_the_budget(found: Diagnosis) -> None:
+    def on_clusters(**wish: float) -> str:
+        return next(line for line in advice(found, **wish) if "clusters of the data set" in line)
+
+    # The planted 5 clusters remove 1 − 0.1/2.0 = 95 % of the variance; 4 of them cannot.
+    assert "The 5 clusters of the data set remove 95%" in on_clusters()
+    assert '5 clusters found by k-means are the fewest that remove 90%: 95% with 280 B (clusters = "auto:5")' in on_clusters(keep=0.9)  # fmt: skip # noqa: E501
+    poor = on_clusters(keep=0.9, memory_budget=250.0)  # 5 rows take 5 · 40 + 80 bytes
+    assert "No number of clusters tried removes 90% within 250 B; 4 remove" in poor
+    assert "Not even one float32 row fits within 100 B" in on_clusters(memory_budget=100.0)
+    with pytest.raises(ValueError, match=r"keep=1\.2 must be above 0"):
+        advice(found, keep=1.2)
+
+
+def test_advice_says_what_it_rests_on(config: Path) -> None:
+    told = ["sampling.dropout=0.1", "local_sgd.momentum=0.5", "client_lr=0.5"]
+    lines = advice(diagnose(config, told, sample=8, updates=False, progress=False))
+    text = " ".join(lines)
+    assert "The theorems know nothing of momentum, dropouts, which this run has." in text
+    assert "times the largest for which the theorem is proved" in text
+    assert "None of this promises an accuracy" in text
+    assert "lower bound, from 5 clients" in text
+
+
+def test_drift_is_no_verdict_where_local_steps_bounce(config: Path) -> None:
+    """Smoothness is 1: at a rate of 3 a step multiplies the offset by 1 − 3."""
+    lines = advice(diagnose(config, ["client_lr=3.0"], updates=False, progress=False))
+    assert any("The client rate times L is 3, above 2" in line for line in lines)
+    assert not any("is the better next move" in line for line in lines)
+
+
+def test_shares_count_estimates_below_zero_as_none() -> None:
+    errors = UpdateSpread(1.0, 1.0, None, -0.5, 0).errors(10, 2)["fedavg"]
+    parts = shares(errors)
+    assert parts["client_drift"] == 0
+    assert sum(parts.values()) == pytest.approx(1)
+
+
+def test_tables_show_every_number(found: Diagnosis) -> None:
+    text = as_text(found, ["Advice."])
+    for what in ("σ_g²", "FedVARP", "ClusterFedVARP", "- Advice.", "all 20 clients", "95%"):
+        assert what in text
+    assert max(map(len, text.splitlines())) <= 100
+    titles = [grid.title for grid in grids(found)]
+    assert sum("Bounds" in title for title in titles) == (
+        2 if found.client_lr > found.smallest_allowed_lr else 1
+    )
+
+
+def test_a_sample_states_errors_and_has_no_curve(config: Path) -> None:
+    some = diagnose(config, sample=8, updates=False, progress=False)
+    assert some.curve == []
+    assert some.step_errors == {}
+    text = as_text(some, [])
+    assert "8 of 20 clients" in text
+    assert "±" in text
+
+
+def test_what_cannot_be_diagnosed_is_refused(config: Path, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--set client_weights=equal"):
+        diagnose(config, ["client_weights=examples"])
+    (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
+    with pytest.raises(RunError, match="has no checkpoint"):
+        diagnose(tmp_path)
+
+
+def test_the_figure_has_a_bar_for_every_cause(found: Diagnosis, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    from fedvarp.diagnosis_figure import draw, figure
+
+    drawn = figure(found)
+    step, bound, curve = drawn.axes
+    for axes in (step, bound):
+        assert len(axes.patches) == 3 * len(CAUSES)
+    highest: list[Any] = step.patches[-3:]
+    tops = [bar.get_y() + bar.get_height() for bar in highest]
+    for top, name in zip(tops, found.algorithms, strict=True):
+        one = found.step_errors[name]
+        assert top == pytest.approx(sum(max(getattr(one, cause), 0.0) for cause in CAUSES))
+    assert curve.lines[0].get_xdata().tolist() == [1, 2, 4, 5, 8, 16, 20]  # type: ignore[union-attr]
+    first, again = (draw(found, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == again
+
+
+def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    from fedvarp.report import write_report
+
+    file = run / FILE_NAME
+    file.unlink(missing_ok=True)
+    before = write_report([run], tmp_path / "before.html").read_text()
+    assert "What holds training back" not in before
+    after = diagnose(run, progress=False)
+    write_json(after, ["<b>Bold</b> advice."], file)
+    page = write_report([run], tmp_path / "after.html").read_text()
+    assert "What holds training back" in page
+    assert "&lt;b&gt;Bold&lt;/b&gt; advice." in page
+    section = page[page.index("diagnosis-title") : page.index("settings-title")]
+    assert section.count("<rect") == 2 * 3 * len(CAUSES) + 2 * len(CAUSES)  # bars, and their keys
+    assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
+    file.write_text("{")
+    with pytest.raises(RunError, match="writes it anew"):
+        write_report([run], tmp_path / "again.html")
+    file.unlink()
+    assert len(read_runs([run])[0]) == 1

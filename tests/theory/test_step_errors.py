@@ -1,0 +1,98 @@
+"""The error of the server's step, against quadratics where every update has a closed form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.data import Quadratics, from_tensors, quadratics
+from fedvarp.models import Quadratic, quadratic_loss
+from fedvarp.theory.client_gradients import ClientGradients
+from fedvarp.theory.step_errors import UpdateSpread, measure_updates
+
+N, DIM = 20, 10
+
+
+def spread_of(data: Quadratics, sgd: LocalSGD, seed: int = 0, n: int = N) -> UpdateSpread:
+    flat = FlatModel(Quadratic(DIM))
+    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM), seed=seed)
+    chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:n].sort().values
+    return measure_updates(gradients, chosen, data.cluster_of)
+
+
+def gradients_at_zero(data: Quadratics) -> Tensor:
+    return torch.stack([-data.curvature * data.client(i)[0].mean(0) for i in range(N)]).double()
+
+
+def test_without_noise_drift_and_spread_are_exact() -> None:
+    """τ steps at the rate η shrink w − c_i by (1 − ηh)^τ, so Δ_i = φ ∇f_i, φ = (1 − (1 − ηh)^τ)/(ητh)."""  # noqa: E501
+    data = quadratics(N, DIM, sigma2=0.0, smoothness=2.0)
+    eta, tau = 0.2, 6
+    found = spread_of(data, LocalSGD(lr=eta, batch_size=10, steps=tau))
+    h = data.curvature.double()
+    phi = (1 - (1 - eta * h) ** tau) / (eta * tau * h)
+    g = gradients_at_zero(data)
+    updates = phi * g
+    assert found.noise == pytest.approx(0, abs=1e-9)
+    assert found.drift == pytest.approx(float((updates - g).mean(0).square().sum()), rel=1e-4)
+    offsets = updates - updates.mean(0)
+    assert found.between_clients == pytest.approx(float(offsets.square().sum(1).mean()), rel=1e-4)
+    clusters = updates.view(5, 4, DIM)  # clients of a cluster follow each other
+    within = (clusters - clusters.mean(1, keepdim=True)).square().sum(2).mean()
+    assert found.within_clusters == pytest.approx(float(within), rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [N, 8])
+def test_with_noise_all_four_are_right_on_average(n: int) -> None:
+    """One step: Δ_i is a batch gradient, so ν is the noise of a batch and there is no drift."""
+    data = quadratics(N, DIM, sigma2=3.0, sigma_g2=2.0, sigma_K2=0.5)
+    sgd = LocalSGD(lr=0.1, batch_size=2, steps=1)
+    found = [spread_of(data, sgd, seed, n) for seed in range(25)]
+    for name, truth in (
+        ("noise", data.batch_noise(2)),
+        ("between_clients", 2.0),
+        ("within_clusters", 0.5),
+        ("drift", 0.0),
+    ):
+        values = torch.tensor([getattr(one, name) for one in found], dtype=torch.float64)
+        # An estimate cut off at zero has a bias of less than its own spread.
+        slack = 0.1 * truth if n < N else 0.0
+        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(25) + slack
+
+
+def test_errors_are_those_of_drawing_cohorts() -> None:
+    """FedAvg and FedVARP over every cohort of 2 of 5, with states h_i + e_i drawn anew: by hand."""
+    draw = stream(0, "errors")
+    h = torch.randn(5, 3, generator=draw, dtype=torch.float64)
+    mean = h.mean(0)
+    between = float((h - mean).square().sum(1).mean())
+    errors = UpdateSpread(0.0, between, between / 4, 0.25, 0).errors(5, 2)
+    pairs = torch.combinations(torch.arange(5), 2)
+    by_hand = (h[pairs].mean(1) - mean).square().sum(1).mean()
+    assert errors["fedavg"].partial_participation == pytest.approx(float(by_hand))
+    assert errors["fedavg"].total == pytest.approx(float(by_hand) + 0.25)
+    assert errors["fedvarp"].partial_participation == 0
+    assert errors["cluster_fedvarp"].partial_participation == pytest.approx(float(by_hand) / 2)
+    # Noise alone: v = mean(e) + average over S of (e' − e), of variance ν (1/M + 1/M − 1/N).
+    e, fresh = torch.randn(2, 20_000, 5, generator=draw, dtype=torch.float64)
+    errors = UpdateSpread(1.0, 0.0, 0.0, 0.0, 0).errors(5, 2)
+    v = e.mean(1) + (fresh - e)[:, :2].mean(1)
+    assert errors["fedvarp"].stochastic_gradient == pytest.approx(
+        float(v.square().mean()), rel=0.05
+    )
+    assert errors["fedavg"].stochastic_gradient == 0.5
+    assert errors["cluster_fedvarp"].stochastic_gradient == errors["fedvarp"].stochastic_gradient
+
+
+def test_clients_that_diverge_are_left_out_and_counted() -> None:
+    parts = [(torch.ones(1, 4), torch.full((1, 4), h)) for h in (1.0, 1.0, 1e9)]
+    flat = FlatModel(Quadratic(4))
+    sgd = LocalSGD(lr=0.1, batch_size=1, steps=40)
+    gradients = ClientGradients(from_tensors(parts), flat, quadratic_loss, sgd, torch.zeros(4))
+    assert measure_updates(gradients, torch.arange(3), None).diverged == 1
+    with pytest.raises(ValueError, match="diverged at 1 of 2 clients"):
+        measure_updates(gradients, torch.tensor([0, 2]), None)
