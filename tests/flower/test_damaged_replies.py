@@ -241,6 +241,24 @@ def test_too_few_replies_change_nothing(caplog: pytest.LogCaptureFixture) -> Non
     assert round_.rows().eq(-0.25).all(1).sum() == 3
 
 
+def test_what_the_core_refuses_is_refused_too(
+    one_round: Round, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A move of 0.5 at a rate of 1e-12 and one of 1e8: the row would hold 5e11 and 1e20."""
+    asked = one_round.ask(1)
+    replies = [with_metric("client-lr", 1e-12) for _ in range(2)]
+    replies[1]["arrays"] = a_model(1e8)
+    one_round.strategy._begun.reader.__dict__["max_norm"] = None
+    one_round.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)])
+    assert "reaches 5.0e+19" in caplog.text
+    assert "1 replies used, 1 not." in caplog.text
+    assert one_round.rows().any(1).sum() == 1
+    assert one_round.strategy.server.w.tolist() == pytest.approx([0.5] * DIM)
+    asked = one_round.ask(2)
+    one_round.end(2, [Message(replies[1], reply_to=asked[1])])
+    assert one_round.strategy.server.round == 2, "a round of nothing but refusals is counted"
+
+
 def test_scaffold_needs_the_number_of_steps(caplog: pytest.LogCaptureFixture) -> None:
     round_ = Round(Scaffold(num_clients=NUM_CLIENTS, ask_names=False))
     asked = round_.ask(1)

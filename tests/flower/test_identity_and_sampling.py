@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvarp.client_sampling import UniformSampler
-from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP
+from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from fedvarp.flower.identity import Identities, name_order
 from fedvarp.flower.sampling import Candidate, candidates, draw
 from flower.in_process import InProcessGrid, be_the_server_app
@@ -120,6 +120,55 @@ def test_a_client_that_returns_under_a_new_node_id_finds_its_row() -> None:
     assert table(strategy).num_clients == 3, "no ghost was counted"
     # Client i moves w by i + 1, so that its raw update is -(i + 1).
     assert [row_of(strategy, str(i)) for i in range(3)] == [[-1, -1], [-2, -2], [-3, -3]]
+
+
+def test_a_node_whose_client_is_elsewhere_is_neither_asked_nor_counted() -> None:
+    """Flower lists a SuperNode that died for a while beside the one started in its place."""
+    grid = InProcessGrid(an_app())
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    grid.connect(999, {"partition-id": 1})
+    messages = strategy.configure_train(2, w0(), ConfigRecord(), grid)
+    assert sorted(m.metadata.dst_node_id for m in messages) == [100, 102, 999]
+    messages = strategy.configure_evaluate(2, w0(), ConfigRecord(), grid)
+    assert sorted(m.metadata.dst_node_id for m in messages) == [100, 102, 999]
+    assert table(strategy).num_clients == 3
+
+
+def test_n_counts_those_who_are_away_too() -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    grid.nodes.clear()
+    grid.connect(7, {"partition-id": 8})
+    assert len(list(strategy.configure_train(2, w0(), ConfigRecord(), grid))) == 1
+    assert table(strategy).num_clients == 4
+
+
+def test_scaffold_refuses_an_update_made_with_the_correction_of_another_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = InProcessGrid(an_app(answers=False, reports=True, steps=1))
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = Scaffold(seed=0)
+    strategy.begin(w0())
+    first = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    strategy.aggregate_train(1, grid.send_and_receive(first))
+    before = row_of(strategy, "1")
+    grid.disconnect(101)
+    grid.connect(999, {"partition-id": 1})
+    second = list(strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid))
+    strategy.aggregate_train(2, grid.send_and_receive(second))
+    assert caplog.text.count("was sent another client's correction") == 1
+    assert row_of(strategy, "1") == before
+    third = list(strategy.configure_train(3, strategy._begun.record, ConfigRecord(), grid))
+    strategy.aggregate_train(3, grid.send_and_receive(third))
+    assert caplog.text.count("was sent another client's correction") == 1, "it is known by now"
 
 
 def test_names_by_supernode_key_are_known_at_once() -> None:

@@ -92,6 +92,8 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
         run(MIFA(checkpoint=tmp_path), grid, rounds=2)
     with pytest.raises(CheckpointError, match="knows its clients by 'partition-id'"):
         run(FedVARP(checkpoint=tmp_path, identity="hospital"), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="begun with seed=0, not 1"):
+        run(FedVARP(checkpoint=tmp_path, seed=1), grid, rounds=2)
     with pytest.raises(CheckpointError, match="other arrays"):
         FedVARP(checkpoint=tmp_path).start(grid, ArrayRecord({"v": torch.zeros(2)}))
     assert run(FedVARP(checkpoint=tmp_path), grid, rounds=2).arrays, "the folder is free again"
@@ -172,6 +174,22 @@ def test_a_round_without_anybody_is_counted_and_the_run_goes_on(
     assert strategy.server.round == 2
     assert result.train_metrics_clientapp == {}
     assert "0 of 2 nodes are online; going on with them" in caplog.text
+
+
+def test_a_round_waits_for_a_whole_cohort_only_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Later on, a client that is gone for good must not hold up every round."""
+    grid = a_grid(an_app(), 3, seed=0)
+
+    def leave(round: int, arrays: ArrayRecord) -> None:
+        if round == 1:
+            grid.disconnect(next(iter(grid.nodes)))
+
+    strategy = FedVARP(clients_per_round=3)
+    strategy.start(grid, w0(), num_rounds=3, timeout=600, evaluate_fn=leave)
+    assert strategy.server.round == 3
+    assert "Waiting for nodes" not in caplog.text
 
 
 def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> None:

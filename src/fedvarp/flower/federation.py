@@ -44,6 +44,7 @@ class Federation:
     reader: ReplyReader
     buffers: dict[str, Tensor]
     identity: str
+    seed: int
     clusters: Clusters | None
     checkpoint: Checkpoint | None
     weighted_by_examples: bool
@@ -122,13 +123,7 @@ class Federation:
                 for _, client in current
             ]
         else:
-            stacked = self._stack(current)
-            self.server.receive(stacked)
-            for _, client in current:
-                self.clients.note(client, last_round=round)
-            if self.buffers:
-                self.buffers = average_buffers([update.buffers for update, _ in current])
-            outcome.accepted = [update for update, _ in current]
+            self._step(round, current, outcome)
         self._forget(round)
         return outcome
 
@@ -157,6 +152,7 @@ class Federation:
             notes={
                 "layout": self.layout.digest,
                 "identity": self.identity,
+                "seed": self.seed,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },
@@ -221,6 +217,7 @@ class Federation:
         client, sent_row = self.clients.named(name), self._asked[update.round, update.node]
         own_row = client.row if client and client.last_round else None
         if self.reader.steps_needed and sent_row != own_row and own_row is not None:
+            self.clients.meet(name, update.node)  # so that it is sent its own next time
             raise RefusedReplyError(f"it is {name!r}, but was sent another client's correction")
 
     def _expected_row(self, reply: Message) -> tuple[int, int]:
@@ -248,6 +245,19 @@ class Federation:
             scale=sum(walk for _, walk in measured) / len(measured),
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
         )
+
+    def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
+        report = self.server.receive(self._stack(current))
+        if not report.accepted:
+            self.server.skip()
+        for update, client in current:
+            if client.row in report.accepted:
+                self.clients.note(client, last_round=round)
+                outcome.accepted.append(update)
+            else:
+                outcome.refused.append((repr(client.name), report.refused[client.row]))
+        if self.buffers and outcome.accepted:
+            self.buffers = average_buffers([update.buffers for update in outcome.accepted])
 
     def _refresh(self, round: int, late: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
         newest: dict[int, tuple[Update, Client]] = {}

@@ -7,7 +7,7 @@ SuperNode. See `docs/decisions/flower-identity.md`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ class Identities:
         self._by_name: dict[str, Client] = {}
         self._by_row: dict[int, Client] = {}
         self._by_node: dict[int, Client] = {}
+        self._left: set[int] = set()  # nodes whose client has turned up elsewhere
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
@@ -66,11 +67,20 @@ class Identities:
         if node is not None and client.node != node:
             if client.node is not None:
                 self._by_node.pop(client.node, None)
+                self._left.add(client.node)
             client.node = node
             self._changed.add(client.row)
         if node is not None:
             self._by_node[node] = client
+            self._left.discard(node)
         return client
+
+    def still_at(self, nodes: Iterable[int]) -> list[int]:
+        """These nodes, ascending, but for those whose client is elsewhere by now.
+
+        Flower lists a SuperNode that died for a while beside the one started in its place.
+        """
+        return sorted(node for node in nodes if node not in self._left)
 
     def note(self, client: Client, *, last_round: int | None = None) -> None:
         """Something about this client has changed and belongs into the next checkpoint."""

@@ -72,6 +72,7 @@ def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Fe
         ),
         buffers=buffers,
         identity=strategy.identity,
+        seed=strategy.seed,
         clusters=clusters,
         checkpoint=checkpoint,
         weighted_by_examples=strategy.weighted_by == "examples",
@@ -114,6 +115,11 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: Strate
         raise CheckpointError(
             f"The run in {checkpoint.store.path} has a model with other arrays. Start with the "
             f"model it was begun with, or choose another folder; nothing was changed."
+        )
+    if checkpoint.notes["seed"] != strategy.seed:
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} was begun with seed={checkpoint.notes['seed']}, "
+            f"not {strategy.seed}. Use that seed, or choose another folder; nothing was changed."
         )
     if checkpoint.notes["identity"] != strategy.identity:
         raise CheckpointError(

@@ -37,8 +37,8 @@ class StrategySettings:
         ask_names: Whether nodes are asked for their name before they are first drawn; clients
             answer with `fedvarp.flower.answer_identity`.
         when_offline: A client that is drawn and offline is replaced, or the round has fewer.
-        min_available_nodes: Nodes to wait for before a round, while its timeout lasts; None: as
-            many as are asked.
+        min_available_nodes: Nodes to wait for before a round, while its timeout lasts; None: a
+            whole cohort before the first round, `min_replies` before the others.
         min_replies: With fewer good replies a round changes nothing.
         late_replies: Rounds for which a late reply still refreshes its client's row; 0: never.
         max_update_norm: Longest update that is believed, ‖w − w_i‖; None: any.

@@ -102,9 +102,10 @@ class ServerStrategy(StrategySettings, Strategy):
             if not federation.is_saved:
                 _evaluate_centrally(evaluate_fn, 0, result)
                 federation.commit(history_entry(result, 0))
-            for current in range(federation.server.round + 1, num_rounds + 1):
+            first = federation.server.round + 1
+            for current in range(first, num_rounds + 1):
                 log(INFO, "[ROUND %d/%d]", current, num_rounds)
-                self._wait_for_nodes(grid, timeout)
+                self._wait_for_nodes(grid, timeout, is_first=current == first)
                 self._train(grid, current, timeout, train_config or ConfigRecord(), result)
                 self._evaluate(grid, current, timeout, evaluate_config or ConfigRecord(), result)
                 _evaluate_centrally(evaluate_fn, current, result)
@@ -122,9 +123,10 @@ class ServerStrategy(StrategySettings, Strategy):
         """Draws the cohort of a round by name, and writes to it."""
         if self._federation is None:
             self.begin(arrays)
-        federation, online = self._begun, sorted(grid.get_node_ids())
-        self._learn_names(grid, online)
-        federation.grow(len(online))
+        federation = self._begun
+        self._learn_names(grid, federation.clients.still_at(grid.get_node_ids()))
+        online = federation.clients.still_at(grid.get_node_ids())
+        federation.grow(max(len(online), len(federation.clients)))
         among = candidates(federation.clients, online)
         cohort = draw(
             among,
@@ -164,7 +166,7 @@ class ServerStrategy(StrategySettings, Strategy):
         """Asks a share of the nodes online to evaluate the model."""
         if self.fraction_evaluate == 0:
             return []
-        online = sorted(grid.get_node_ids())
+        online = self._begun.clients.still_at(grid.get_node_ids())
         among = [c for c in candidates(self._begun.clients, online) if c.node is not None]
         cohort = draw(
             among,
@@ -220,10 +222,11 @@ class ServerStrategy(StrategySettings, Strategy):
             log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[current] = metrics
 
-    def _wait_for_nodes(self, grid: Grid, timeout: float) -> None:
+    def _wait_for_nodes(self, grid: Grid, timeout: float, is_first: bool) -> None:
         """Waits for enough nodes while the timeout lasts; then whoever is there must do."""
         known = max(self.num_clients or 1, len(self._begun.clients))
-        wanted = self.min_available_nodes or self.cohort_size(known)
+        enough = self.cohort_size(known) if is_first else self.min_replies
+        wanted = self.min_available_nodes or enough
         deadline = time.monotonic() + timeout
         while (online := len(list(grid.get_node_ids()))) < wanted:
             if time.monotonic() >= deadline:
