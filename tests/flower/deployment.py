@@ -38,15 +38,22 @@ class Deployment:
 
     def wait_for_training(self, client: int, run: str, after: int = 0) -> int:
         """Waits until this client trains in a round it was not seen in yet; returns the round."""
+        return self._wait_for(f"client-{client}", run, after)
+
+    def wait_until_held(self, client: int, run: str) -> int:
+        """Waits until this client is held in the middle of its training; returns the round."""
+        return self._wait_for(f"held-{client}", run, after=0)
+
+    def _wait_for(self, what: str, run: str, after: int) -> int:
         rounds: list[int] = []
 
         def trains() -> bool:
-            for event in self.events.glob(f"client-{client}-in-round-*"):
+            for event in self.events.glob(f"{what}-in-round-*"):
                 rounds.append(int(event.name.rpartition("-")[2]))
                 event.unlink()
             return bool(rounds) and max(rounds) > after
 
-        self.flower.wait_for(f"client {client} to train", trains, during=run)
+        self.flower.wait_for(what, trains, during=run)
         return max(rounds)
 
     def history(self) -> dict[int, list[int]]:

@@ -286,8 +286,8 @@ def command_line(pid: int) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, and with it its locks; nobody may have asked for its code yet."""
-    return _status(pid, b"State") in (b"", b"Z", b"X")
+    """Whether a process is gone, and with its last thread its locks."""
+    return _status(pid, b"State") in (b"", b"Z", b"X") and _status(pid, b"Threads") in (b"", b"1")
 
 
 def _parent(pid: int) -> int:

@@ -37,16 +37,17 @@ def test_a_killed_supernode_keeps_its_row_and_a_killed_server_app_its_run(
     run = deployment.submit("first", {"num-server-rounds": 50, "deadline": DEADLINE})
     deployment.wait_for_training(2, run)
     deployment.hold(2)
-    without = deployment.wait_for_training(2, run)
+    without = deployment.wait_until_held(2, run)
     flower.kill("supernode-2")  # in the middle of that round, which goes on without it
     deployment.release(2)
     flower.start_supernode(2)
     second_id = flower.node_id("supernode-2")
     assert second_id != first_id
 
-    again = deployment.wait_for_training(2, run)
+    again = deployment.wait_for_training(2, run, after=without)
+    deployment.wait_for_training(2, run, after=again)  # the round before is over
     deployment.hold(0)
-    broken = deployment.wait_for_training(0, run, after=again)
+    broken = deployment.wait_until_held(0, run)
     flower.kill_server_app()  # in the middle of a round
     flower.kill(run)
     deployment.release(0)
@@ -75,8 +76,9 @@ def test_a_killed_superlink_costs_no_more_than_the_round_it_was_in(deployment: D
     flower = deployment.flower
     run = deployment.submit("first", {"num-server-rounds": 50, "deadline": 600.0})
     first = deployment.wait_for_training(0, run)
+    deployment.wait_for_training(0, run, after=first)
     deployment.hold(0)
-    broken = deployment.wait_for_training(0, run, after=first)
+    broken = deployment.wait_until_held(0, run)
     flower.kill("superlink")  # and with it the ServerApp
     flower.kill(run)
     deployment.release(0)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from flwr.common.constant import SType
 from torch import Tensor
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
+_VERSION_1: Final = b"\x93NUMPY\x01\x00"
+_LONGEST_HEADER: Final = 512  # bytes; beyond that it is nothing a model has
 
 NumpyArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -171,11 +174,21 @@ def _without_copy(array: Array) -> NumpyArray:
     """What `Array.numpy` returns; of the usual kind of array, a read-only view of its bytes."""
     if array.stype != SType.NUMPY:
         raise UnusableArraysError(f"serialised as {array.stype!r}")
-    stream = io.BytesIO(array.data)
-    if np.lib.format.read_magic(stream) != (1, 0):
+    start = 10 + int.from_bytes(array.data[8:10], "little")  # of the numbers, in version 1.0
+    if array.data[:8] != _VERSION_1 or start > _LONGEST_HEADER:
         return array.numpy()
-    shape, in_fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+    shape, in_fortran_order, dtype = _header(array.data[:start])
     if in_fortran_order or dtype.hasobject or not dtype.isnative:
         return array.numpy()
     count = int(np.prod(shape, dtype=np.int64))
-    return np.frombuffer(array.data, dtype=dtype, count=count, offset=stream.tell())
+    return np.frombuffer(array.data, dtype=dtype, count=count, offset=start)
+
+
+@lru_cache(maxsize=4096)
+def _header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and dtype; the same few headers come with every reply."""
+    stream = io.BytesIO(raw)
+    np.lib.format.read_magic(stream)
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]]
+    header = np.lib.format.read_array_header_1_0(stream)
+    return header

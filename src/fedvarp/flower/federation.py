@@ -49,6 +49,7 @@ class Federation:
     checkpoint: Checkpoint | None
     weighted_by_examples: bool
     rounds_kept: int  # for which late replies are of use
+    _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
     _models: dict[int, Tensor] = field(default_factory=dict)  # round: w as it was sent
     _asked: dict[tuple[int, int], int | None] = field(default_factory=dict)  # (round, node): row
     _heard: set[tuple[int, int | str]] = field(default_factory=set)  # (round, node or name)
@@ -174,7 +175,7 @@ class Federation:
         self, round: int, replies: Sequence[Message], outcome: Outcome
     ) -> list[tuple[Update, Client]]:
         """The replies that can be used, each with its client, in the order of their rows."""
-        memory = torch.empty(len(replies), self.layout.dim)
+        memory = self._memory_for(len(replies))
         found: list[tuple[Update, str, str | None]] = []
         for reply in sorted(replies, key=self._expected_row):
             try:
@@ -189,6 +190,12 @@ class Federation:
             self.place(client, label)
             updates.append((update, client))
         return sorted(updates, key=lambda pair: pair[1].row)
+
+    def _memory_for(self, size: int) -> Tensor:  # (size, d)
+        """The same memory every round: fresh pages would cost more than the subtraction."""
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, self.layout.dim)
+        return self._memory[:size]
 
     def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
         node, sent_in = reply.metadata.src_node_id, _round_of(reply)

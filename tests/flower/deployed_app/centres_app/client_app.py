@@ -28,6 +28,8 @@ def train(msg: Message, context: Context) -> Message:
     server_round = str(msg.content.config_records["config"]["server-round"])
     events = Path(str(context.run_config["events"]))
     (events / f"client-{partition}-in-round-{server_round}").touch()
+    if (events / f"hold-{partition}").exists():
+        (events / f"held-{partition}-in-round-{server_round}").touch()
     while (events / f"hold-{partition}").exists():
         time.sleep(0.05)
 
