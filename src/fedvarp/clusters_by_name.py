@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # settings are checked with CLUSTERS_PATTERN, and need not wait for torch
+    from torch import Tensor
 
-from fedvarp.data import FederatedDataset
+    from fedvarp.data import FederatedDataset
 
 CLUSTERS_PATTERN: Final = r"^(own|labels|auto:[1-9]\d*(:updates)?)$"
 
@@ -49,10 +49,10 @@ def clusters_by_name(
             f'recluster_every={every}: it takes 1 round or more, and goes with "auto:K"; clusters '
             f"that are given never change."
         )
-    if isinstance(name, Tensor):
-        return Clusters(name)
-    if name is None or name == "own":
+    if name is None or (isinstance(name, str) and name == "own"):
         return Clusters(dataset.cluster_of)
+    if not isinstance(name, str):
+        return Clusters(name)
     if not re.match(CLUSTERS_PATTERN, name):
         raise ValueError(
             f'No clusters are called {name!r}; there are "own", "labels", "auto:K" and '
@@ -69,6 +69,8 @@ def clusters_by_name(
             f"{dataset.num_clients} clients cannot form {num_clusters} clusters: choose K from 1 "
             f"to {dataset.num_clients}."
         )
+    import torch
+
     # Rows are zero until the first round, so it does not matter yet who shares them.
     anyhow = torch.arange(dataset.num_clients) % num_clusters
     return Clusters(anyhow, num_clusters, bool(of), every)

@@ -25,7 +25,7 @@ class _Slot:
 
     def view(self, vector: Tensor) -> Tensor:
         part = vector[..., self.start : self.stop]
-        return part.view(*vector.shape[:-1], *self.parameter.shape)
+        return part.view((*vector.shape[:-1], *self.parameter.shape))
 
 
 class FlatModel:

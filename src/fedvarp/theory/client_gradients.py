@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedvarp.data import Examples, FederatedDataset
 from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalSGD, Loss, layers_draw_from
+from fedvarp.local_sgd import LocalSGD, Loss, laid_out, layers_draw_from
 from fedvarp.randomness import stream
 from fedvarp.theory.spread import Spread
 
@@ -65,14 +65,13 @@ class ClientGradients:
         shuffled = torch.randperm(n, generator=stream(self.seed, "measured batches", client))
         batches = torch.split(shuffled.to(x.device), size)
         spread = Spread(self.model.dim, self.w.device)
-        gradient = torch.zeros_like(self.w)
+        gradient = torch.empty_like(self.w)
         total_loss = 0.0
         self.bind(self.w, gradient)
         with layers_draw_from(stream(self.seed, "measured layers", client), self.w.device):
             for batch in batches:
-                gradient.zero_()
                 batch_loss = self.loss(self.model.module(x[batch]), y[batch])
-                batch_loss.backward()  # type: ignore[no-untyped-call]
+                self.model.backward(batch_loss)
                 total_loss += float(batch_loss.detach()) * len(batch) / n
                 spread.add(gradient, weight=len(batch))
         decay = self.local_sgd.weight_decay
@@ -88,21 +87,20 @@ class ClientGradients:
     def gradient(self, client: int, w: Tensor) -> Tensor:
         """∇f_i at another w, (d,) float64."""
         x, y = self.examples(client)
-        gradient = torch.zeros_like(w)
+        gradient = torch.empty_like(w)
         mean = torch.zeros_like(w, dtype=torch.float64)
         self.bind(w, gradient)
         with layers_draw_from(stream(self.seed, "measured layers", client), w.device):
             for part in torch.split(torch.arange(len(x), device=x.device), CHUNK):
-                gradient.zero_()
                 batch_loss = self.loss(self.model.module(x[part]), y[part])
-                batch_loss.backward()  # type: ignore[no-untyped-call]
+                self.model.backward(batch_loss)
                 mean.add_(gradient, alpha=len(part) / len(x))
         return mean.add_(w.double(), alpha=self.local_sgd.weight_decay)
 
     def examples(self, client: int) -> Examples:
         """(x, y) of a client, where w is."""
         x, y = self.dataset.client(client)
-        return x.to(self.w.device), y.to(self.w.device)
+        return laid_out(x.to(self.w.device)), y.to(self.w.device)
 
     def bind(self, w: Tensor, gradient: Tensor | None) -> None:
         """Makes the model compute at w, as in training."""
