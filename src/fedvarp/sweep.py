@@ -103,7 +103,7 @@ class Sweep:
         all_settings = [
             load_settings(
                 source,
-                [*overrides, f"algorithm={algorithm}", f"local_sgd.lr={lr!r}", f"seed={seed}"],
+                [*overrides, f'algorithm="{algorithm}"', f"local_sgd.lr={lr!r}", f"seed={seed}"],
             )
             for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
         ]
