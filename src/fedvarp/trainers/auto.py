@@ -46,10 +46,12 @@ class AutoTrainer:
     Args:
         candidates: By name; the first is the reference.
         on_choice: Told the name chosen, and why.
+        not_tried: Trainers that are no candidates, and why, for the message.
     """
 
     candidates: Mapping[str, Candidate]
     on_choice: Callable[[str, str], None]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
     current: ClientTrainer = field(init=False)
     _seconds: dict[str, list[float]] = field(default_factory=dict)
     _out: dict[str, str] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class AutoTrainer:
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """See `ClientTrainer.train`."""
-        if self._chosen:
+        if self._chosen or len(clients) == 0:  # a round of nobody tells nothing about speed
             return self.current.train(broadcast, clients, round)
         reference, *others = self.candidates
         expected = self._timed(reference, broadcast, clients, round)
@@ -93,6 +95,7 @@ class AutoTrainer:
         fastest = min(last, key=last.__getitem__)
         reasons = [f"{name} {seconds:.3g} s a round" for name, seconds in last.items()]
         reasons += [f"{name} {why}" for name, why in self._out.items()]
+        reasons += [f"{name} not tried: {why}" for name, why in self.not_tried.items()]
         self._chosen = True
         self.current = self.candidates[fastest].trainer
         for name, candidate in self.candidates.items():
