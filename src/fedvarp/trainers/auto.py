@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -122,4 +123,5 @@ def _agree(expected: RoundUpdates, found: RoundUpdates, exact: bool) -> bool:
         return False
     if exact:
         return torch.equal(expected.deltas, found.deltas) and expected.scale == found.scale
-    return torch.allclose(expected.deltas, found.deltas, rtol=1e-3, atol=1e-4)
+    same_scale = math.isclose(expected.scale, found.scale, rel_tol=1e-6)
+    return same_scale and torch.allclose(expected.deltas, found.deltas, rtol=1e-3, atol=1e-4)
