@@ -100,6 +100,15 @@ def test_vectorised_refuses_a_model_that_counts_its_steps() -> None:
         run(seeded(StepCounter), trainer="vectorised")
 
 
+def test_vectorised_refuses_targets_that_are_left_out_of_the_mean() -> None:
+    data = dataset()
+    data.client(4)[1][0] = -100  # not in the batch that the loss is tried on, client 2's
+    everyone, model = torch.arange(len(SIZES)), FlatModel(seeded(linear))
+    trainer = VectorisedTrainer(data, model, cross_entropy, SGD, seed=5)
+    with pytest.raises(ValueError, match=r"targets are -100.*parallel"):
+        trainer.train(Broadcast(0, everyone, model.vector(), None), everyone, 0)
+
+
 def test_without_a_compiler_a_model_may_still_change_its_buffers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from fedvarp.server import Broadcast
 from fedvarp.trainers.sequential import corrections_of, gather
 
 _PADDING: Final = -1
+_IGNORED: Final = -100  # the target that cross_entropy leaves out of its mean
 
 
 class VectorisedTrainer:
@@ -61,6 +62,7 @@ class VectorisedTrainer:
         cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
         if not self._trusts_the_loss:
             self._refuse_sums(cohort, broadcast.w)
+        self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
         self.model.module.train()
@@ -145,6 +147,14 @@ class VectorisedTrainer:
             return self.loss(output.unsqueeze(0), target.unsqueeze(0))
 
         return _tensor(vmap(of_one)(outputs, targets))
+
+    def _refuse_ignored(self, cohort: _Cohort) -> None:
+        """Raises ValueError if cross_entropy would divide by fewer targets than there are."""
+        if self.loss is cross_entropy and bool((cohort.y == _IGNORED).any()):
+            raise ValueError(
+                f"Some targets are {_IGNORED}, which cross_entropy leaves out: its mean is then "
+                f'not one over examples. trainer="parallel" takes any loss.'
+            )
 
     def _refuse_changed(self, sent: Mapping[str, Tensor]) -> None:
         """Raises ValueError if the model has written to its buffers, once for all clients."""
