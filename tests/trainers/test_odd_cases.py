@@ -100,6 +100,33 @@ def test_vectorised_refuses_a_model_that_counts_its_steps() -> None:
         run(seeded(StepCounter), trainer="vectorised")
 
 
+class Shifted(nn.Module):
+    """Reads a buffer and leaves it as it is."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("shift", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x - self.shift)
+        return logits
+
+
+def test_vectorised_trains_with_the_buffers_it_was_sent() -> None:
+    everyone, model = torch.arange(len(SIZES)), FlatModel(seeded(Shifted))
+    buffers = {"shift": torch.arange(float(FEATURES))}
+    sent = Broadcast(0, everyone, model.vector(), None, buffers)
+    fast = VectorisedTrainer(dataset(), model, cross_entropy, SGD, seed=5)
+    found = fast.train(sent, everyone, 0)
+    expected = SequentialTrainer(dataset(), model, cross_entropy, SGD, 5).train(sent, everyone, 0)
+    torch.testing.assert_close(found.deltas, expected.deltas, rtol=1e-4, atol=1e-6)
+    assert found.buffers.keys() == expected.buffers.keys() == set(range(len(SIZES)))
+    assert all(torch.equal(b["shift"], buffers["shift"]) for b in found.buffers.values())
+
+
 def test_vectorised_refuses_targets_that_are_left_out_of_the_mean() -> None:
     data = dataset()
     data.client(4)[1][0] = -100  # not in the batch that the loss is tried on, client 2's
