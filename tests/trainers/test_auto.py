@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
 from fedvarp.data import FederatedDataset
 from fedvarp.evaluation import Evaluator
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.by_name import TrainerParts, make_trainer
@@ -208,3 +210,15 @@ def test_setting_up_does_not_count() -> None:
     for t in range(2):
         trainer.train(sent, CLIENTS, t)
     assert told == ["other"]
+
+
+def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
+    now = {"trainer": "auto", "exact": False}
+    chosen, told = RunDirectory(tmp_path / "chosen"), RunDirectory(tmp_path / "told")
+    chosen.create({"trainer": "vectorised", "workers": 2, "auto": "why", "exact": False})
+    chosen.refuse_other_settings(now, MAY_CHANGE)
+    assert chosen.chosen_by_auto() == {"trainer": "vectorised", "workers": 2, "auto": "why"}
+    told.create({"trainer": "vectorised", "exact": False})  # auto might choose another
+    assert told.chosen_by_auto() == {}
+    with pytest.raises(RunError, match="now auto"):
+        told.refuse_other_settings(now, MAY_CHANGE)
