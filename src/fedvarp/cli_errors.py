@@ -83,5 +83,6 @@ def is_expected(error: BaseException) -> bool:
         return True  # said without loading torch, as the next lines do
     from fedvarp.data import DataError
     from fedvarp.store import StoreError
+    from fedvarp.trainers.worker_pool import WorkerError
 
-    return isinstance(error, (DataError, StoreError))
+    return isinstance(error, (DataError, StoreError, WorkerError))

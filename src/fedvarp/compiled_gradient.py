@@ -27,10 +27,12 @@ class CompiledGradient:
         self._model = model
         self._loss = loss
         self._of_batch = torch.compile(self._eager, dynamic=False, fullgraph=True)
-        self._worked = False
+        self._worked = self._gave_up = False
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
         """The loss of the batch at w; its gradient, (d,), is written to `out`."""
+        if self._gave_up:
+            return self._plain(w, x, y, out)
         try:
             value, gradient = self._of_batch(w, x, y)
         except Exception as reason:
@@ -42,10 +44,17 @@ class CompiledGradient:
                 "causes; compile = false stops the attempt.",
                 " ".join(str(reason).split())[:300],
             )
-            self._of_batch = self._eager
-            value, gradient = self._of_batch(w, x, y)
+            self._gave_up = True
+            return self._plain(w, x, y, out)
         self._worked = True
         out.copy_(gradient)
+        return value.detach()
+
+    def _plain(self, w: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+        """Takes any model, unlike the functional form, which may change no buffers."""
+        self._model.bind(w, out)
+        value = self._loss(self._model.module(x), y)
+        self._model.backward(value)
         return value.detach()
 
     def _eager(self, w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -306,8 +306,9 @@ class Simulation:
 
     @property
     def _evaluates_beside(self) -> bool:
-        """Whether the trainer has idle slots in which it evaluates."""
-        return isinstance(self._current_trainer, ParallelTrainer)
+        """Whether the trainer has idle slots in which it evaluates, and to the same figures."""
+        trainer = self._current_trainer
+        return isinstance(trainer, ParallelTrainer) and trainer.evaluator is self.evaluator
 
     @property
     def _current_trainer(self) -> ClientTrainer:
@@ -315,7 +316,7 @@ class Simulation:
 
     def _evaluation(self) -> Callable[[], Figures]:
         trainer = self._current_trainer
-        if isinstance(trainer, ParallelTrainer):
+        if isinstance(trainer, ParallelTrainer) and self._evaluates_beside:
             return trainer.evaluation(self.server.w, self.buffers)
         return lambda: self.evaluator.evaluate(self.server.w, self.buffers)
 

@@ -25,11 +25,13 @@ from fedvarp import (
     SimulationResult,
     simulate,
 )
+from fedvarp.client_sampling import Cohort, UniformSampler
 from fedvarp.data import FederatedDataset, digits
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.run_directory import RunDirectory, RunError
-from fedvarp.trainers import AutoTrainer, SequentialTrainer
+from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
+from fedvarp.trainers.by_name import TrainerParts, make_trainer
 from fedvarp.trainers.sequential import gather
 
 
@@ -86,6 +88,46 @@ def test_callbacks_see_the_server_of_their_round(some_digits: FederatedDataset) 
 
     run(some_digits, trainer="parallel", workers=2, callbacks=[look])
     assert seen == [(t, t, t % 2 == 0 or t == 7) for t in range(8)]
+
+
+def test_callbacks_come_before_the_next_round_trains(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    """A callback that stops a run by an exception should not have to wait for it."""
+    parent, trained = os.getpid(), tmp_path / "trained"
+
+    def load(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if os.getpid() != parent:
+            trained.touch()
+        return some_digits.client(client)
+
+    def look(record: dict[str, Any], server: Server) -> None:
+        assert trained.exists() == (record["round"] > 0)
+
+    watched = dataclasses.replace(some_digits, load=load)
+    run(watched, trainer="parallel", workers=2, callbacks=[look], num_train_clients=0, rounds=1)
+    assert trained.exists()
+
+
+class CtrlC(UniformSampler):
+    """Uniform, and round number 3 is interrupted."""
+
+    def cohort(self, round: int) -> Cohort:
+        if round == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().cohort(round)
+
+
+def test_ctrl_c_waits_for_the_evaluation_that_was_begun(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    """Round 3 ends as number 4, which is evaluated, and no round comes after it."""
+    expected = run(some_digits)
+    how: dict[str, Any] = {"trainer": "parallel", "workers": 2, "out": tmp_path}
+    stopped = run(some_digits, clients_per_round=None, sampler=CtrlC(32, 3, 0), **how)
+    assert stopped.stopped == "interrupted"
+    assert stopped.metrics == expected.metrics[:5]
+    assert RunDirectory(tmp_path).metrics() == expected.metrics[:5]
 
 
 def test_a_run_may_change_its_trainer_if_that_changes_no_bit(
@@ -221,6 +263,45 @@ def test_what_auto_chose_is_in_the_settings_and_stays(
     found = run(some_digits, trainer="auto", workers=2, out=tmp_path, resume=True)
     assert RunDirectory(tmp_path).settings()["trainer"] == other
     assert bits(found) == bits(run(some_digits))
+
+
+def test_a_resumed_run_has_the_workers_auto_had(
+    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(some_digits, rounds=4, trainer="auto", workers=3, out=tmp_path)
+    RunDirectory(tmp_path).write_settings(
+        {**RunDirectory(tmp_path).settings(), "trainer": "parallel"}
+    )
+    made: list[tuple[str, int | None]] = []
+
+    def noting(name: str, parts: TrainerParts, on_choice: Any) -> Any:
+        made.append((name, parts.workers))
+        return make_trainer(name, parts, on_choice)
+
+    monkeypatch.setattr("fedvarp.simulation.make_trainer", noting)
+    run(some_digits, trainer="auto", out=tmp_path, resume=True)
+    assert made == [("parallel", 3)]
+
+
+def test_workers_that_auto_chose_evaluate_too(
+    some_digits: FederatedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(some_digits)
+    begun: list[int] = []
+    plain, evaluation = SequentialTrainer.train, ParallelTrainer.evaluation
+
+    def slow(*arguments: Any) -> RoundUpdates:  # workers call train_one
+        time.sleep(0.3)
+        return plain(*arguments)
+
+    def noting(*arguments: Any) -> Any:
+        begun.append(1)
+        return evaluation(*arguments)
+
+    monkeypatch.setattr(SequentialTrainer, "train", slow)
+    monkeypatch.setattr(ParallelTrainer, "evaluation", noting)
+    assert bits(run(some_digits, trainer="auto", workers=2)) == bits(expected)
+    assert len(begun) == 4  # after rounds 2, 4, 6 and 7; the initial model is evaluated here
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from fedvarp.trainers.board import Board
-from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
+from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool, _die_with_parent
 
 PATIENCE = 30.0  # seconds that a process may take to go
 
@@ -187,3 +188,79 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(state: str) -> None:
         assert parent.stdout is not None
         parent.stdout.close()
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_a_task_that_lost_its_worker_comes_next(tmp_path: Path) -> None:
+    """It was the longest of those that wait, and would else end last."""
+    begun = tmp_path / "begun"
+
+    def work(task: Task) -> None:
+        first = not begun.exists()
+        with begun.open("a") as file:
+            file.write(f"{task[1]} ")
+        if first:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    workers = pool(work, workers=1)
+    workers.run(tasks(3))
+    workers.close()
+    assert begun.read_text().split() == ["0", "0", "1", "2"]
+
+
+def test_workers_can_be_terminated_whatever_their_parent_does_with_sigterm(
+    request: pytest.FixtureRequest,
+) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
+    shared = board()
+
+    def work(task: Task) -> None:
+        shared.counts[0, 0] += 1
+        if shared.counts[0, 0] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    workers = pool(work, workers=1)
+    workers.run(tasks(1))
+    workers.close()
+    assert int(shared.counts[0, 0]) == 2
+
+
+def test_every_worker_is_prepared_once() -> None:
+    shared = board()
+
+    def prepare() -> None:
+        shared.counts[0, 0] += 1
+
+    workers = WorkerPool(1, lambda task: None, prepare, describe=str)
+    workers.run(tasks(3))
+    assert int(shared.counts[0, 0]) == 1
+    os.kill(workers.pids[0], signal.SIGKILL)
+    workers.run(tasks(3))
+    workers.close()
+    assert int(shared.counts[0, 0]) == 2
+
+
+def test_nobody_waits_for_the_others_of_a_task_that_failed() -> None:
+    shared = board()
+
+    def work(task: Task) -> None:
+        if task[1] == 0:
+            wait_until(lambda: bool(shared.counts[1, 0]))
+            raise ValueError
+        shared.counts[1, 0] = 1
+        time.sleep(5)
+        shared.deltas[1] = 1.0
+
+    workers = pool(work)
+    with pytest.raises(WorkerError, match="task 0"):
+        workers.run(tasks(2))
+    assert shared.deltas[1] == 0.0  # its worker was ended in mid-work
+
+
+def test_a_worker_whose_parent_died_at_once_ends() -> None:
+    process = multiprocessing.get_context("fork").Process(
+        target=_die_with_parent, args=(os.getpid() + 1,)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 1

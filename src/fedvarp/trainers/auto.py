@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,10 +47,12 @@ class AutoTrainer:
     Args:
         candidates: By name; the first is the reference.
         on_choice: Told the name chosen, and why.
+        not_tried: Trainers that are no candidates, and why, for the message.
     """
 
     candidates: Mapping[str, Candidate]
     on_choice: Callable[[str, str], None]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
     current: ClientTrainer = field(init=False)
     _seconds: dict[str, list[float]] = field(default_factory=dict)
     _out: dict[str, str] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class AutoTrainer:
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """See `ClientTrainer.train`."""
-        if self._chosen:
+        if self._chosen or len(clients) == 0:  # a round of nobody tells nothing about speed
             return self.current.train(broadcast, clients, round)
         reference, *others = self.candidates
         expected = self._timed(reference, broadcast, clients, round)
@@ -93,6 +96,7 @@ class AutoTrainer:
         fastest = min(last, key=last.__getitem__)
         reasons = [f"{name} {seconds:.3g} s a round" for name, seconds in last.items()]
         reasons += [f"{name} {why}" for name, why in self._out.items()]
+        reasons += [f"{name} not tried: {why}" for name, why in self.not_tried.items()]
         self._chosen = True
         self.current = self.candidates[fastest].trainer
         for name, candidate in self.candidates.items():
@@ -119,4 +123,5 @@ def _agree(expected: RoundUpdates, found: RoundUpdates, exact: bool) -> bool:
         return False
     if exact:
         return torch.equal(expected.deltas, found.deltas) and expected.scale == found.scale
-    return torch.allclose(expected.deltas, found.deltas, rtol=1e-3, atol=1e-4)
+    same_scale = math.isclose(expected.scale, found.scale, rel_tol=1e-6)
+    return same_scale and torch.allclose(expected.deltas, found.deltas, rtol=1e-3, atol=1e-4)

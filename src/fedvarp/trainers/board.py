@@ -27,7 +27,7 @@ class Board:
     sent_buffers: Tensor  # (M, b) bytes
     counts: Tensor  # (M, 2) int64: steps and examples
     figures: Tensor  # (M, 3) float64: walk, mean loss, magnitude
-    scores: Tensor  # (parts of an evaluation, 3) float64
+    scores: Tensor  # (parts of an evaluation, scores of each) float64
 
     @classmethod
     def sized(

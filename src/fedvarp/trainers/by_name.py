@@ -94,19 +94,33 @@ def make_trainer(
 
 def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTrainer:
     candidates = {"sequential": Candidate(_plain(parts))}
-    if _can_share(parts):
+    not_tried = {}
+    why_not = _why_not_shared(parts)
+    if why_not is not None:
+        not_tried["parallel"] = why_not
+    else:
         parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
         candidates["parallel"] = Candidate(parallel, for_long_rounds=True)
     if not parts.exact and not parts.compile:
         candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
-    return AutoTrainer(candidates, on_choice)
+    return AutoTrainer(candidates, on_choice, not_tried)
 
 
-def _can_share(parts: TrainerParts) -> bool:
-    """Whether workers would help, and would give the plain loop's figures."""
-    several = (parts.workers or usable_cores()) > 1
-    same_sums = torch.get_num_threads() == 1 or not parts.exact
-    return several and same_sums and parts.on_cpu and not parts.compile
+def _why_not_shared(parts: TrainerParts) -> str | None:
+    """Why workers would not help, or not give the plain loop's figures; None: they may."""
+    if not parts.on_cpu:
+        return "the model is not on the CPU"
+    if parts.compile:
+        return "each process would compile its own gradient"
+    if (parts.workers or usable_cores()) == 1:
+        return "there is one core to use"
+    threads = torch.get_num_threads()
+    if parts.exact and threads > 1:
+        return (
+            f"torch sums with {threads} threads here, workers with one, to other bits "
+            f"(torch.set_num_threads(1), or exact=False)"
+        )
+    return None
 
 
 def _plain(parts: TrainerParts) -> SequentialTrainer:

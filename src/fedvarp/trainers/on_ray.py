@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
@@ -11,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fedvarp.cores import usable_cores
 from fedvarp.data import FederatedDataset
 from fedvarp.flat_model import FlatModel
 from fedvarp.local_sgd import LocalSGD, Loss
@@ -113,7 +113,7 @@ class RayTrainer:
         if loaded is not None and loaded.is_initialized():
             self._ray = loaded
             return
-        cores = self.num_workers or os.cpu_count() or 1
+        cores = self.num_workers or usable_cores()
         instead = "the other trainers use the cores of this machine."
         self._ray = connect(self.address, cores, instead)
         self._own_connection = True

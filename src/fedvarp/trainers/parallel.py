@@ -50,7 +50,7 @@ class ParallelTrainer:
             raise ValueError(f"workers={workers} must be at least 1.")
         self.workers = workers or usable_cores()
         self._plain = plain
-        self._evaluator = evaluator
+        self.evaluator = evaluator
         self._pool: WorkerPool | None = None
         self._board: Board | None = None
         self._behind: list[Task] = []  # pieces of an evaluation that wait for the next round
@@ -99,12 +99,12 @@ class ParallelTrainer:
         and fill the slots in which a worker would wait for the round's last client. Without a next
         round they are worked off when the figures are asked for.
         """
-        if self._evaluator is None:
+        if self.evaluator is None:
             raise ValueError("This trainer was made without an evaluator.")
-        evaluator = self._evaluator
+        evaluator = self.evaluator
         board = self._board_for(0, w, buffers)
         parts = evaluator.num_parts
-        size = -(-parts // (_PIECES_PER_WORKER * self.workers))
+        size = max(1, -(-parts // (_PIECES_PER_WORKER * self.workers)))
         self._behind = [
             (_EVALUATE, start, min(start + size, parts), 0) for start in range(0, parts, size)
         ]
@@ -138,7 +138,7 @@ class ParallelTrainer:
         if board is None or slots > len(board.deltas):
             if self._pool is not None:
                 self._pool.close()
-            parts = 0 if self._evaluator is None else self._evaluator.num_parts
+            parts = 0 if self.evaluator is None else self.evaluator.num_parts
             board = self._board = Board.sized(max(slots, 1), w, buffers, parts, Evaluator.SCORES)
         board.show(w, buffers)
         return board
@@ -153,9 +153,9 @@ class ParallelTrainer:
         assert board is not None
         buffers = unpacked(board.buffers, model.buffers())
         if task[0] == _EVALUATE:
-            assert self._evaluator is not None
+            assert self.evaluator is not None
             _, start, stop, _ = task
-            scores = self._evaluator.scores(board.w, buffers, start, stop)
+            scores = self.evaluator.scores(board.w, buffers, start, stop)
             board.scores[start:stop] = torch.tensor(scores, dtype=torch.float64)
             return
         kind, slot, client, round = task

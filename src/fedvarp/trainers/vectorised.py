@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -21,6 +22,7 @@ from fedvarp.server import Broadcast
 from fedvarp.trainers.sequential import corrections_of, gather
 
 _PADDING: Final = -1
+_IGNORED: Final = -100  # the target that cross_entropy leaves out of its mean
 
 
 class VectorisedTrainer:
@@ -60,10 +62,12 @@ class VectorisedTrainer:
         cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
         if not self._trusts_the_loss:
             self._refuse_sums(cohort, broadcast.w)
+        self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
         self.model.module.train()
         results = self._train(cohort, broadcast, round)
+        self._refuse_changed(broadcast.buffers)
         ordered = {client: results[client] for client in clients.tolist()}
         unchanged = dict.fromkeys(ordered, broadcast.buffers) if broadcast.buffers else {}
         return gather(ordered, unchanged, broadcast.w)
@@ -144,6 +148,24 @@ class VectorisedTrainer:
 
         return _tensor(vmap(of_one)(outputs, targets))
 
+    def _refuse_ignored(self, cohort: _Cohort) -> None:
+        """Raises ValueError if cross_entropy would divide by fewer targets than there are."""
+        if self.loss is cross_entropy and bool((cohort.y == _IGNORED).any()):
+            raise ValueError(
+                f"Some targets are {_IGNORED}, which cross_entropy leaves out: its mean is then "
+                f'not one over examples. trainer="parallel" takes any loss.'
+            )
+
+    def _refuse_changed(self, sent: Mapping[str, Tensor]) -> None:
+        """Raises ValueError if the model has written to its buffers, once for all clients."""
+        now = self.model.buffers()
+        changed = [name for name in sent if not torch.equal(sent[name], now[name])]
+        if changed:
+            raise ValueError(
+                f"The model changes its buffers {', '.join(changed)} while it trains, which cannot "
+                f'be done for several clients at once; trainer="parallel" takes any model.'
+            )
+
     def _refuse_sums(self, cohort: _Cohort, w: Tensor) -> None:
         """Raises ValueError if the loss of a batch is not the mean over its examples."""
         some = min(cohort.num_examples[0], self.local_sgd.batch_size)
@@ -221,12 +243,15 @@ class _Cohort:
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs (A, B, ...), targets (A, B, ...) and which of them are real; None: all."""
         rows = self.batches[: self.num_active(step), step]
-        x, y = self.x[rows], self.y[rows]  # padding reads the last row, and counts for nothing
+        real = rows != _PADDING
+        if self.padded[step]:
+            # Padding counts for nothing, but 0 · inf is NaN: it must not be another client's.
+            rows = torch.where(real, rows, rows[:, :1])
+        x, y = self.x[rows], self.y[rows]
         if self.augment is not None:
-            for inputs, real, generator in zip(x, rows != _PADDING, self.augmenting, strict=False):
-                inputs[real] = self.augment(inputs[real], generator)
-        mask = (rows != _PADDING).to(self.x.device) if self.padded[step] else None
-        return x, y, mask
+            for inputs, own, generator in zip(x, real, self.augmenting, strict=False):
+                inputs[own] = self.augment(inputs[own], generator)
+        return x, y, real if self.padded[step] else None
 
 
 @lru_cache(maxsize=1024)

@@ -39,6 +39,7 @@ class WorkerError(Exception):
 class _Worker:
     process: BaseProcess
     pipe: connection.Connection
+    ended: int  # a file descriptor, readable once the process has ended
     task: Task | None = None
 
 
@@ -69,6 +70,11 @@ class WorkerPool:
             raise WorkerError(
                 f"Parallel training forks its workers, which {sys.platform} cannot. "
                 f'trainer="sequential" gives the same figures.'
+            )
+        if multiprocessing.current_process().daemon:
+            raise WorkerError(
+                "Parallel training starts processes, which a daemonic process, such as those of "
+                'multiprocessing.Pool, may not. trainer="sequential" gives the same figures there.'
             )
         self._end = weakref.finalize(self, _end_all, self._workers)
 
@@ -103,9 +109,7 @@ class WorkerPool:
             for worker in self._workers:
                 if worker.task is None and waiting:
                     self._give(worker, waiting.popleft())
-            busy = {worker.pipe: worker for worker in self._workers if worker.task is not None}
-            for pipe in connection.wait(list(busy)):
-                worker = busy[pipe]  # type: ignore[index]  # wait() gives back what it was given
+            for worker in _ready([worker for worker in self._workers if worker.task is not None]):
                 task = worker.task
                 assert task is not None
                 worker.task = None
@@ -140,6 +144,7 @@ class WorkerPool:
             self.describe(task),
         )
         worker.pipe.close()
+        os.close(worker.ended)
         self._workers[self._workers.index(worker)] = self._start()
 
     def _start(self) -> _Worker:
@@ -154,7 +159,7 @@ class WorkerPool:
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
-        return _Worker(process, ours)
+        return _Worker(process, ours, _end_of(process))
 
     def _serve(
         self,
@@ -188,11 +193,30 @@ def _die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def _end_of(process: BaseProcess) -> int:
+    """A file descriptor that is readable once the process has ended.
+
+    Its closed pipe does not always say so: whatever was forked meanwhile, by the worker or by
+    another thread of ours, may hold a copy of its end.
+    """
+    assert process.pid is not None
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox that has no such call
+            return os.pidfd_open(process.pid)
+    return os.dup(process.sentinel)
+
+
+def _ready(busy: Sequence[_Worker]) -> list[_Worker]:
+    """Those that have answered or ended; waits for the first."""
+    ready = connection.wait([end for worker in busy for end in (worker.pipe, worker.ended)])
+    return [worker for worker in busy if worker.pipe in ready or worker.ended in ready]
+
+
 def _answer(pipe: connection.Connection) -> bytes | None:
     """What the worker says; None if it is dead."""
     try:
-        return pipe.recv_bytes()
-    except (EOFError, ConnectionResetError):
+        return pipe.recv_bytes() if pipe.poll() else None
+    except (EOFError, OSError):  # before an answer, or in the middle of one
         return None
 
 
@@ -207,7 +231,8 @@ def _end_all(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.pipe.close()
         worker.process.kill()
-    for worker in workers:
+    while workers:  # taken off first: if Ctrl-C comes in between, the rest can still be ended
+        worker = workers.pop()
         worker.process.join()
         worker.process.close()
-    workers.clear()
+        os.close(worker.ended)
