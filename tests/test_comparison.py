@@ -16,8 +16,8 @@ from fedvarp.comparison import as_csv, as_json, as_text, compare, group_runs, re
 from fedvarp.comparison.looks import LOOKS, look_of
 from fedvarp.comparison.targets import running_mean
 from fedvarp.comparison.units import in_bytes, in_seconds
+from fedvarp.round_loop import Record
 from fedvarp.run_directory import RunDirectory, RunError
-from fedvarp.simulation import Record
 from some_runs import digits_runs, write_run
 
 

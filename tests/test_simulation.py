@@ -33,8 +33,8 @@ from fedvarp.availability import Bernoulli
 from fedvarp.client_sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
+from fedvarp.round_loop import Record
 from fedvarp.run_directory import RunDirectory, RunError
-from fedvarp.simulation import Record
 
 every_algorithm = pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 DIM = 650  # of a logistic regression on 8 × 8 digits: 64 · 10 + 10

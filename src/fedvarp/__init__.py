@@ -33,7 +33,7 @@ _HOMES: Final = {
     "Server": "server",
     "ServerOptimizer": "server_optimizers",
     "SharedByCluster": "client_states",
-    "SimulationResult": "simulation",
+    "SimulationResult": "round_loop",
     "StoreError": "store",
     "cluster_fedvarp": "algorithms",
     "simulate": "simulation",
@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from fedvarp.flat_model import FlatModel as FlatModel
     from fedvarp.local_sgd import LocalSGD as LocalSGD
     from fedvarp.randomness import stream as stream
+    from fedvarp.round_loop import SimulationResult as SimulationResult
     from fedvarp.round_updates import Reply as Reply
     from fedvarp.round_updates import RoundUpdates as RoundUpdates
     from fedvarp.server import Broadcast as Broadcast
@@ -66,7 +67,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from fedvarp.server_optimizers import SGD as SGD
     from fedvarp.server_optimizers import Momentum as Momentum
     from fedvarp.server_optimizers import ServerOptimizer as ServerOptimizer
-    from fedvarp.simulation import SimulationResult as SimulationResult
     from fedvarp.simulation import simulate as simulate
     from fedvarp.store import StoreError as StoreError
 else:  # hidden from type checkers, which would take any name for known

@@ -17,7 +17,7 @@ from fedvarp.config_files import settings_of_run
 from fedvarp.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from fedvarp.simulation import SimulationResult
+    from fedvarp.round_loop import SimulationResult
 
 _EVALUATED = ("test_accuracy", "test_loss", "train_loss")
 

@@ -36,8 +36,9 @@ from fedvarp.models import (
     initialised,
     quadratic_loss,
 )
+from fedvarp.round_loop import Callback, SimulationResult
 from fedvarp.server_optimizers import SGD, Momentum, ServerOptimizer
-from fedvarp.simulation import Callback, SimulationResult, simulate
+from fedvarp.simulation import simulate
 
 DataFolder = str | os.PathLike[str] | None
 

@@ -12,7 +12,7 @@ from fedvarp.checkpoint import Checkpoint
 from fedvarp.run_directory import Journal, RunDirectory, RunError
 
 if TYPE_CHECKING:
-    from fedvarp.simulation import Record, Simulation, SimulationResult
+    from fedvarp.round_loop import Record, Simulation, SimulationResult
 
 
 class RecordedRun:

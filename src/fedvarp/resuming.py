@@ -14,7 +14,7 @@ from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
 
 if TYPE_CHECKING:
     from fedvarp.experiment import DataFolder
-    from fedvarp.simulation import Callback, SimulationResult
+    from fedvarp.round_loop import Callback, SimulationResult
 
 
 def resume(
