@@ -88,7 +88,10 @@ class Diagnosis:
         """E‖v − ∇f‖² at this model, by algorithm; empty if no client was trained."""
         if self.updates is None:
             return {}
-        found = self.updates.errors(self.measured.num_clients, self.settings.clients_per_round)
+        measured = self.measured
+        found = self.updates.errors(
+            measured.num_clients, self.settings.clients_per_round, measured.cluster_sizes
+        )
         return {name: found[name] for name in self.algorithms}
 
     def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
@@ -216,12 +219,12 @@ def _diagnose(
         gradients = ClientGradients(
             dataset, flat, experiment.loss, local, w, buffers, settings.seed
         )
-        spread = measure_updates(gradients, measured.clients, cluster_of, progress)
+        spread = measure_updates(gradients, measured.clients, measured.cluster_of, progress)
     extra = [] if clusters.num_auto is None else [clusters.num_auto]
     allowed = {
         name: min(c.largest_client_lr for c in _conditions(name, settings, measured, client_lr))
         for name in ("fedavg", "cluster_fedvarp", "fedvarp")
-        if name != "cluster_fedvarp" or cluster_of is not None
+        if name != "cluster_fedvarp" or measured.cluster_of is not None
     }
     return Diagnosis(
         settings=settings,

@@ -319,6 +319,16 @@ def test_gradients_are_those_of_autograd_whatever_the_batches() -> None:
         assert found.loss == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
+def test_numbers_that_no_client_has_are_refused() -> None:
+    """They have no size to divide by: σ_K² of a sample would be NaN."""
+    gap = torch.tensor([0, 0, 2, 2, 3, 3])
+    with pytest.raises(ValueError, match="leaves out some numbers below 3"):
+        measure(
+            quadratics(6, 10, num_clusters=3), Quadratic(10), quadratic_loss, local_sgd=SGD5,
+            cluster_of=gap, sample=4,
+        )  # fmt: skip
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     data = quadratics(10, 4, num_clusters=5)
     with pytest.raises(ValueError, match="sample=2: errors can be estimated from 3"):
