@@ -84,9 +84,11 @@ def test_a_run_is_measured_where_it_stands(run: Path) -> None:
     assert after.measured.loss.value == pytest.approx(last["train_loss"], rel=1e-4)
 
 
-def test_the_rate_is_that_of_the_round(config: Path) -> None:
+def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
     told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
     assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
+    after = diagnose(run, told, updates=False, progress=False)
+    assert after.client_lr == pytest.approx(0.05 * 0.5**4)
 
 
 def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagnosis) -> None:
@@ -111,14 +113,40 @@ def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) 
 
 def test_advice_names_what_dominates(found: Diagnosis) -> None:
     absent = changed(found, noise=0.1, between_clients=100.0, drift=0.01)
-    assert "measured: 100% from the choice of clients" in advice(absent)[0]
-    assert "FedVARP with fresh states would leave 0%" in advice(absent)[0]
+    assert "measured: over 99% from the choice of clients" in advice(absent)[0]
+    assert "FedVARP with fresh states would leave under 1% of it" in advice(absent)[0]
     noisy = changed(found, noise=100.0, between_clients=0.1, drift=0.0)
-    assert "100% from mini-batches" in advice(noisy)[0]
+    assert "over 99% from mini-batches" in advice(noisy)[0]
     assert "FedVARP would not make it smaller" in advice(noisy)[0]
     assert any("more than 4 local steps" in line for line in advice(noisy))
     drifting = changed(found, noise=0.1, between_clients=1.0, drift=50.0)
     assert any("a lower client rate is the better next move" in line for line in advice(drifting))
+
+
+def test_advice_with_everybody_and_whole_batches(config: Path) -> None:
+    """Nothing is drawn: neither clients nor examples. FedVARP is FedAvg then."""
+    told = ["clients_per_round=20", "local_sgd.batch_size=1000", "local_sgd.epochs=1"]
+    lines = advice(diagnose(config, told, progress=False))
+    assert lines[0].startswith("Chance changes next to nothing in one FedAvg step")
+    assert "FedVARP takes the same steps as FedAvg" in lines[0]
+    assert "outweighs" not in lines[0]
+    assert any("next to nothing is left" in line for line in lines)
+    bounds = advice(diagnose(config, told, updates=False, progress=False))
+    assert "nothing, there is none." in bounds[0]
+    assert any("next to nothing is left" in line for line in bounds)
+
+
+def test_a_sample_without_two_clients_of_a_cluster_says_nothing_of_clusters(config: Path) -> None:
+    """Three of five clusters of four: some draws have no pair, and 0 ± 0 would be a lie."""
+    for seed in range(20):
+        some = diagnose(config, [f"seed={seed}"], sample=3, progress=False)
+        clusters = some.measured.clients // 4
+        if len(set(clusters.tolist())) == 3:
+            assert some.measured.sigma_K2 is None
+            assert some.algorithms == ["fedavg", "fedvarp"] == list(some.step_errors)
+            assert any("Measure all clients to see" in line for line in advice(some))
+            return
+    raise AssertionError("no draw of three clusters in twenty seeds")
 
 
 def test_advice_on_clusters_respects_the_share_and_the_budget(found: Diagnosis) -> None:
@@ -133,6 +161,9 @@ def test_advice_on_clusters_respects_the_share_and_the_budget(found: Diagnosis) 
     assert "Not even one float32 row fits within 100 B" in on_clusters(memory_budget=100.0)
     with pytest.raises(ValueError, match=r"keep=1\.2 must be above 0"):
         advice(found, keep=1.2)
+    for budget in (-1.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match="holds nothing: give more than 0"):
+            advice(found, memory_budget=budget)
 
 
 def test_advice_says_what_it_rests_on(config: Path) -> None:
