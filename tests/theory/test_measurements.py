@@ -107,10 +107,10 @@ def noises(data: FederatedDataset, dim: int, sgd: LocalSGD, seed: int) -> Tensor
 def test_the_noise_of_batches_over_many_seeds(sgd: LocalSGD, factor: float) -> None:
     """sigma2 is the mean square of ten examples' offsets, so their variance S² is 10/9 of it."""
     data = quadratics(4, 10, num_clusters=2, sigma2=1.5)
-    found = [estimators.mean_estimate(noises(data, 10, sgd, s), 4, noisy=True) for s in range(150)]
+    found = [estimators.mean_estimate(noises(data, 10, sgd, s), 4, noisy=True) for s in range(60)]
     truth = 1.5 * 10 / 9 * factor
     values = torch.tensor([e.value for e in found])
-    assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(150)
+    assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(60)
     errors = torch.tensor([e.standard_error for e in found])
     assert float(errors.square().mean().sqrt()) == pytest.approx(float(values.std()), rel=0.25)
 

@@ -52,7 +52,7 @@ def test_with_noise_all_four_are_right_on_average(n: int) -> None:
     """One step: Δ_i is a batch gradient, so ν is the noise of a batch and there is no drift."""
     data = quadratics(N, DIM, sigma2=3.0, sigma_g2=2.0, sigma_K2=0.5)
     sgd = LocalSGD(lr=0.1, batch_size=2, steps=1)
-    found = [spread_of(data, sgd, seed, n) for seed in range(25)]
+    found = [spread_of(data, sgd, seed, n) for seed in range(16)]
     for name, truth in (
         ("noise", data.batch_noise(2)),
         ("between_clients", 2.0),
@@ -62,7 +62,7 @@ def test_with_noise_all_four_are_right_on_average(n: int) -> None:
         values = torch.tensor([getattr(one, name) for one in found], dtype=torch.float64)
         # An estimate cut off at zero has a bias of less than its own spread.
         slack = 0.1 * truth if n < N else 0.0
-        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(25) + slack
+        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(16) + slack
 
 
 def test_errors_are_those_of_drawing_cohorts() -> None:
