@@ -84,6 +84,16 @@ def test_a_run_is_measured_where_it_stands(run: Path) -> None:
     assert after.measured.loss.value == pytest.approx(last["train_loss"], rel=1e-4)
 
 
+def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path: Path) -> None:
+    told = ["algorithm=cluster_fedvarp", "clusters=auto:3"]
+    build(load_settings(config, told)).run(tmp_path / "run", progress=False)
+    after = diagnose(tmp_path / "run", updates=False, progress=False)
+    assert len(after.measured.cluster_sizes or []) == 3
+    # Another K was not found yet: the data set's own five stand in for it.
+    other = diagnose(tmp_path / "run", ["clusters=auto:4"], updates=False, progress=False)
+    assert len(other.measured.cluster_sizes or []) == 5
+
+
 def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
     told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
     assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
@@ -151,10 +161,10 @@ def test_a_sample_without_two_clients_of_a_cluster_says_nothing_of_clusters(conf
 
 def test_advice_on_clusters_respects_the_share_and_the_budget(found: Diagnosis) -> None:
     def on_clusters(**wish: float) -> str:
-        return next(line for line in advice(found, **wish) if "clusters of the data set" in line)
+        return next(line for line in advice(found, **wish) if "clusters measured" in line)
 
     # The planted 5 clusters remove 1 − 0.1/2.0 = 95 % of the variance; 4 of them cannot.
-    assert "The 5 clusters of the data set remove 95%" in on_clusters()
+    assert "The 5 clusters measured remove 95%" in on_clusters()
     assert '5 clusters found by k-means are the fewest that remove 90%: 95% with 280 B (clusters = "auto:5")' in on_clusters(keep=0.9)  # fmt: skip # noqa: E501
     poor = on_clusters(keep=0.9, memory_budget=250.0)  # 5 rows take 5 · 40 + 80 bytes
     assert "No number of clusters tried removes 90% within 250 B; 4 remove" in poor
@@ -252,6 +262,12 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     section = page[page.index("diagnosis-title") : page.index("settings-title")]
     assert section.count("<rect") == 2 * 3 * len(CAUSES) + 2 * len(CAUSES)  # bars, and their keys
     assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
+    assert "(approx.)" not in section
+    kept = json.loads(file.read_text())
+    kept["terms_at_allowed_lr"]["cluster_fedvarp"]["exact"] = False  # clusters of unequal sizes
+    file.write_text(json.dumps(kept))
+    unequal = write_report([run], tmp_path / "unequal.html").read_text()
+    assert unequal.count("ClusterFedVARP (approx.)") == 1
     file.write_text("{")
     with pytest.raises(RunError, match="writes it anew"):
         write_report([run], tmp_path / "again.html")

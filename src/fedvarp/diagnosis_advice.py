@@ -148,7 +148,7 @@ def _clusters(found: Diagnosis, keep: float, budget: float | None) -> str:
         K = len(found.measured.cluster_sizes or [])
         removed = 1 - own.value / found.measured.sigma_g2.value
         line = (
-            f"The {K} clusters of the data set remove {removed:.0%} of the variance between "
+            f"The {K} clusters measured remove {removed:.0%} of the variance between "
             f"clients with {in_bytes(found.table_bytes(K, codec))} of {codec} rows."
         )
     if not found.curve:
