@@ -32,6 +32,9 @@ def test_a_run_keeps_its_diagnosis_and_a_preset_leaves_nothing(tmp_path: Path) -
     assert printed == json.loads((run / "diagnosis.json").read_text())
     assert printed["round"] == 2
     assert printed["step_errors"] == {}
+    what_if = [str(run), "--bounds-only", "--json", "--set", "client_lr=0.5"]
+    assert json.loads(runner.invoke(app, ["diagnose", *what_if]).stdout)["client_lr"] == 0.5
+    assert printed == json.loads((run / "diagnosis.json").read_text())
     before = sorted(tmp_path.rglob("*"))
     shown = runner.invoke(app, ["diagnose", "digits", *SMALL, "--memory", "1"])
     assert shown.exit_code == 0, shown.output
@@ -45,6 +48,8 @@ def test_a_run_keeps_its_diagnosis_and_a_preset_leaves_nothing(tmp_path: Path) -
     [
         (["no-such-file.toml"], "There is no config file"),
         (["digits", "--keep", "3"], "keep=3.0 must be above 0"),
+        (["digits", "--memory", "-3"], "holds nothing: give more than 0"),
+        (["digits", "--set", "clusters=auto:0"], "not one of own, labels, auto:K"),
         (["digits", "--out", "figure.doc"], "does not end in .png"),
         (["digits", "--sample", "2"], "sample=2"),
         (["digits", "--set", "client_weights=examples"], "client_weights=equal"),

@@ -84,9 +84,21 @@ def test_a_run_is_measured_where_it_stands(run: Path) -> None:
     assert after.measured.loss.value == pytest.approx(last["train_loss"], rel=1e-4)
 
 
-def test_the_rate_is_that_of_the_round(config: Path) -> None:
+def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path: Path) -> None:
+    told = ["algorithm=cluster_fedvarp", "clusters=auto:3"]
+    build(load_settings(config, told)).run(tmp_path / "run", progress=False)
+    after = diagnose(tmp_path / "run", updates=False, progress=False)
+    assert len(after.measured.cluster_sizes or []) == 3
+    # Another K was not found yet: the data set's own five stand in for it.
+    other = diagnose(tmp_path / "run", ["clusters=auto:4"], updates=False, progress=False)
+    assert len(other.measured.cluster_sizes or []) == 5
+
+
+def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
     told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
     assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
+    after = diagnose(run, told, updates=False, progress=False)
+    assert after.client_lr == pytest.approx(0.05 * 0.5**4)
 
 
 def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagnosis) -> None:
@@ -111,28 +123,57 @@ def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) 
 
 def test_advice_names_what_dominates(found: Diagnosis) -> None:
     absent = changed(found, noise=0.1, between_clients=100.0, drift=0.01)
-    assert "measured: 100% from the choice of clients" in advice(absent)[0]
-    assert "FedVARP with fresh states would leave 0%" in advice(absent)[0]
+    assert "measured: over 99% from the choice of clients" in advice(absent)[0]
+    assert "FedVARP with fresh states would leave under 1% of it" in advice(absent)[0]
     noisy = changed(found, noise=100.0, between_clients=0.1, drift=0.0)
-    assert "100% from mini-batches" in advice(noisy)[0]
+    assert "over 99% from mini-batches" in advice(noisy)[0]
     assert "FedVARP would not make it smaller" in advice(noisy)[0]
     assert any("more than 4 local steps" in line for line in advice(noisy))
     drifting = changed(found, noise=0.1, between_clients=1.0, drift=50.0)
     assert any("a lower client rate is the better next move" in line for line in advice(drifting))
 
 
+def test_advice_with_everybody_and_whole_batches(config: Path) -> None:
+    """Nothing is drawn: neither clients nor examples. FedVARP is FedAvg then."""
+    told = ["clients_per_round=20", "local_sgd.batch_size=1000", "local_sgd.epochs=1"]
+    lines = advice(diagnose(config, told, progress=False))
+    assert lines[0].startswith("Chance changes next to nothing in one FedAvg step")
+    assert "FedVARP takes the same steps as FedAvg" in lines[0]
+    assert "outweighs" not in lines[0]
+    assert any("next to nothing is left" in line for line in lines)
+    bounds = advice(diagnose(config, told, updates=False, progress=False))
+    assert "nothing, there is none." in bounds[0]
+    assert any("next to nothing is left" in line for line in bounds)
+
+
+def test_a_sample_without_two_clients_of_a_cluster_says_nothing_of_clusters(config: Path) -> None:
+    """Three of five clusters of four: some draws have no pair, and 0 ± 0 would be a lie."""
+    for seed in range(20):
+        some = diagnose(config, [f"seed={seed}"], sample=3, progress=False)
+        clusters = some.measured.clients // 4
+        if len(set(clusters.tolist())) == 3:
+            assert some.measured.sigma_K2 is None
+            assert some.algorithms == ["fedavg", "fedvarp"] == list(some.step_errors)
+            assert any("Measure all clients to see" in line for line in advice(some))
+            return
+    raise AssertionError("no draw of three clusters in twenty seeds")
+
+
 def test_advice_on_clusters_respects_the_share_and_the_budget(found: Diagnosis) -> None:
     def on_clusters(**wish: float) -> str:
-        return next(line for line in advice(found, **wish) if "clusters of the data set" in line)
+        return next(line for line in advice(found, **wish) if "clusters measured" in line)
 
     # The planted 5 clusters remove 1 − 0.1/2.0 = 95 % of the variance; 4 of them cannot.
-    assert "The 5 clusters of the data set remove 95%" in on_clusters()
+    assert "The 5 clusters measured remove 95%" in on_clusters()
     assert '5 clusters found by k-means are the fewest that remove 90%: 95% with 280 B (clusters = "auto:5")' in on_clusters(keep=0.9)  # fmt: skip # noqa: E501
     poor = on_clusters(keep=0.9, memory_budget=250.0)  # 5 rows take 5 · 40 + 80 bytes
     assert "No number of clusters tried removes 90% within 250 B; 4 remove" in poor
     assert "Not even one float32 row fits within 100 B" in on_clusters(memory_budget=100.0)
     with pytest.raises(ValueError, match=r"keep=1\.2 must be above 0"):
         advice(found, keep=1.2)
+    for budget in (-1.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match="holds nothing: give more than 0"):
+            advice(found, memory_budget=budget)
 
 
 def test_advice_says_what_it_rests_on(config: Path) -> None:
@@ -221,6 +262,12 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     section = page[page.index("diagnosis-title") : page.index("settings-title")]
     assert section.count("<rect") == 2 * 3 * len(CAUSES) + 2 * len(CAUSES)  # bars, and their keys
     assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
+    assert "(approx.)" not in section
+    kept = json.loads(file.read_text())
+    kept["terms_at_allowed_lr"]["cluster_fedvarp"]["exact"] = False  # clusters of unequal sizes
+    file.write_text(json.dumps(kept))
+    unequal = write_report([run], tmp_path / "unequal.html").read_text()
+    assert unequal.count("ClusterFedVARP (approx.)") == 1
     file.write_text("{")
     with pytest.raises(RunError, match="writes it anew"):
         write_report([run], tmp_path / "again.html")

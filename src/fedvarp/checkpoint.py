@@ -157,7 +157,7 @@ class Checkpoint:
         self._refuse_rows_elsewhere(tables)
         w = self.store.read_tensor("state", "w", server.w.dtype, tuple(server.w.shape))
         optimizer = self._read_all("optimizer", self._about["optimizer"])
-        beside_rows = self._read_all("states", self._about.get("states", {}))
+        beside_rows = self.beside_rows()
         for table in tables:
             table.load(self.store)
         if server.aggregator.states is not None:
@@ -171,6 +171,10 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that were committed beside the server."""
         return self._read_all("tensors", self._about.get("tensors", {}))
+
+    def beside_rows(self) -> dict[str, Tensor]:
+        """What the table kept beside its rows: clusters that change with time."""
+        return self._read_all("states", self._about.get("states", {}))
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """All entries that were committed, by key."""

@@ -50,16 +50,17 @@ def diagnose(
     """Says which error holds a training back: mini-batches, absent clients, or client drift.
 
     Measures at the first model of a config, or at the last checkpoint of a run, whose directory
-    then holds diagnosis.json for `fedvarp report`.
+    then holds diagnosis.json for `fedvarp report`; with --set nothing is kept.
     """
     from fedvarp import diagnosis
     from fedvarp.cli_output import shows_progress
-    from fedvarp.diagnosis_advice import advice, refuse_share
+    from fedvarp.diagnosis_advice import advice, refuse_wishes
     from fedvarp.diagnosis_table import as_text
     from fedvarp.plots import refuse_format
     from fedvarp.run_directory import RunDirectory
 
-    refuse_share(keep)
+    budget = None if memory is None else memory * 1e6
+    refuse_wishes(keep, budget)
     if out is not None:
         refuse_format(out)
     found = diagnosis.diagnose(
@@ -70,9 +71,8 @@ def diagnose(
         data_dir=data_dir,
         progress=shows_progress(quiet),
     )
-    budget = None if memory is None else memory * 1e6
     told = advice(found, keep=keep, memory_budget=budget)
-    if RunDirectory(source).exists:
+    if RunDirectory(source).exists and not overrides:  # what if is not what the run is
         diagnosis.write_json(found, told, Path(source) / diagnosis.FILE_NAME)
     if out is not None:
         from fedvarp.diagnosis_figure import draw

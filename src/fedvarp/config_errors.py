@@ -83,6 +83,8 @@ def _problem(name: str, details: Any) -> str:
     if kind == "model_type":
         return f"= {given!r} should be a section, [{name}]"
     if kind == "string_pattern_mismatch":
+        if name == "clusters":
+            return f"= {given!r} is not one of own, labels, auto:K and auto:K:updates, K from 1 on"
         return f"= {given!r} becomes part of a directory's name and may hold no slash"
     return f"= {given!r} {_in_plain_words(details['msg'])}"
 

@@ -88,7 +88,10 @@ class Diagnosis:
         """E‖v − ∇f‖² at this model, by algorithm; empty if no client was trained."""
         if self.updates is None:
             return {}
-        found = self.updates.errors(self.measured.num_clients, self.settings.clients_per_round)
+        measured = self.measured
+        found = self.updates.errors(
+            measured.num_clients, self.settings.clients_per_round, measured.cluster_sizes
+        )
         return {name: found[name] for name in self.algorithms}
 
     def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
@@ -171,10 +174,10 @@ def diagnose(
     _refuse_other_objectives(settings)
     experiment = build(settings, data_dir)
     flat = FlatModel(experiment.model.to(settings.device))
-    round, w, buffers = 0, flat.vector(), flat.buffers()
+    round, w, buffers, found = 0, flat.vector(), flat.buffers(), None
     if is_run:
-        round, w, buffers = _checkpointed(directory, flat.dim, settings.device)
-    return _diagnose(experiment, round, w, buffers, sample, updates, progress)
+        round, w, buffers, found = _checkpointed(directory, flat.dim, settings.device)
+    return _diagnose(experiment, round, w, buffers, found, sample, updates, progress)
 
 
 def _diagnose(
@@ -182,6 +185,7 @@ def _diagnose(
     round: int,
     w: Tensor,
     buffers: Mapping[str, Tensor],
+    found_clusters: Tensor | None,
     sample: int | None,
     updates: bool,
     progress: bool | None,
@@ -191,8 +195,11 @@ def _diagnose(
     client_lr = local.lr * local.schedule(round)
     local = dataclasses.replace(local, lr=client_lr, schedule=Constant())
     clusters = clusters_by_name(settings.clusters, None, dataset)
-    # Clusters that a run is still to find are found by the curve.
-    cluster_of = dataset.cluster_of if clusters.num_auto is not None else clusters.at_first
+    cluster_of = clusters.at_first
+    if clusters.num_auto is not None:
+        # Those of the checkpoint. What a run is still to find is found by the curve.
+        there = found_clusters is not None and int(found_clusters.max()) + 1 == clusters.num_auto
+        cluster_of = found_clusters if there else dataset.cluster_of
     measured = measure(
         dataset,
         experiment.model,
@@ -216,12 +223,12 @@ def _diagnose(
         gradients = ClientGradients(
             dataset, flat, experiment.loss, local, w, buffers, settings.seed
         )
-        spread = measure_updates(gradients, measured.clients, cluster_of, progress)
+        spread = measure_updates(gradients, measured.clients, measured.cluster_of, progress)
     extra = [] if clusters.num_auto is None else [clusters.num_auto]
     allowed = {
         name: min(c.largest_client_lr for c in _conditions(name, settings, measured, client_lr))
         for name in ("fedavg", "cluster_fedvarp", "fedvarp")
-        if name != "cluster_fedvarp" or cluster_of is not None
+        if name != "cluster_fedvarp" or measured.cluster_of is not None
     }
     return Diagnosis(
         settings=settings,
@@ -244,8 +251,8 @@ def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
 
 def _checkpointed(
     directory: RunDirectory, dim: int, device: str
-) -> tuple[int, Tensor, dict[str, Tensor]]:
-    """Round, w and buffers of the last whole round."""
+) -> tuple[int, Tensor, dict[str, Tensor], Tensor | None]:
+    """Round, w, buffers and the clusters found by then, of the last whole round."""
     if not directory.checkpoint_folder.exists():
         raise RunError(
             f"{directory.path} has no checkpoint: no round of it was trained, or it was not "
@@ -255,7 +262,8 @@ def _checkpointed(
         if checkpoint.round is None:
             raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
         w = checkpoint.store.read_tensor("state", "w", torch.float32, (dim,))
-        return checkpoint.round, w.to(device), checkpoint.tensors()
+        clusters = checkpoint.beside_rows().get("cluster_of")
+        return checkpoint.round, w.to(device), checkpoint.tensors(), clusters
 
 
 def _refuse_other_objectives(settings: Settings) -> None:

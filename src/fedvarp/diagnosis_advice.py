@@ -32,7 +32,7 @@ def advice(
         keep: The share of the variance between clients that clusters should remove.
         memory_budget: Bytes that the table may take; None: any.
     """
-    refuse_share(keep)
+    refuse_wishes(keep, memory_budget)
     lines = []
     if found.step_errors:
         lines.append(_of_the_step(found))
@@ -43,10 +43,12 @@ def advice(
     return [line for line in lines if line] + assumptions(found)
 
 
-def refuse_share(keep: float) -> None:
-    """Raises ValueError for a share that cannot be kept."""
+def refuse_wishes(keep: float, memory_budget: float | None) -> None:
+    """Raises ValueError for a share that cannot be kept, or for no memory."""
     if not 0 < keep <= 1:
         raise ValueError(f"keep={keep} must be above 0 and at most 1, as in 0.8.")
+    if memory_budget is not None and not memory_budget > 0:
+        raise ValueError(f"A table of {memory_budget:g} bytes holds nothing: give more than 0.")
 
 
 def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
@@ -58,16 +60,31 @@ def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
 
 def _listed(parts: Mapping[str, float]) -> str:
     ranked = sorted(parts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{value:.0%} from {WORDS[name]}" for name, value in ranked if value > 0)
+    told = [f"{_percent(value)} from {WORDS[name]}" for name, value in ranked if value > 0]
+    return ", ".join(told) or "nothing, there is none"
+
+
+def _percent(share: float) -> str:
+    """Rounded, but never to none or all of it."""
+    if 0 < share < 0.005:
+        return "under 1%"
+    return "over 99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def _of_the_step(found: Diagnosis) -> str:
     fedavg, fedvarp = (_variance(found.step_errors[name]) for name in ("fedavg", "fedvarp"))
-    parts = _listed(shares(fedavg))
-    line = f"What chance changes in one FedAvg step at this model, measured: {parts}."
-    if fedvarp.total < fedavg.total:
+    everybody = found.settings.clients_per_round == found.measured.num_clients
+    if _is_rounding(found, fedavg.total):
+        line = "Chance changes next to nothing in one FedAvg step at this model, measured."
+    else:
+        parts = _listed(shares(fedavg))
+        line = f"What chance changes in one FedAvg step at this model, measured: {parts}."
+    if everybody:
+        line += " With all clients in every round FedVARP takes the same steps as FedAvg."
+    elif fedvarp.total < fedavg.total:
+        left = _percent(fedvarp.total / fedavg.total)
         line += (
-            f" FedVARP with fresh states would leave {fedvarp.total / fedavg.total:.0%} of it: it "
+            f" FedVARP with fresh states would leave {left} of it: it "
             f"removes what the choice of clients adds, and pays with the mini-batch noise of its "
             f"states."
         )
@@ -78,13 +95,21 @@ def _of_the_step(found: Diagnosis) -> str:
         )
     drift, norm2 = found.step_errors["fedavg"].client_drift, found.measured.gradient_norm2.value
     if norm2 > 0:
+        of_norm2 = _percent(max(drift, 0.0) / norm2)
         line += (
-            f" Drift, which none of them removes, is {max(drift, 0.0) / norm2:.0%} of ‖∇f‖² and "
-            f"the same whoever is drawn."
+            f" Drift, which none of them removes, is {of_norm2} of ‖∇f‖² and the same whoever is "
+            f"drawn."
         )
     if found.updates is not None and found.updates.diverged:
         line += f" {found.updates.diverged} clients diverged and are left out."
     return line
+
+
+def _is_rounding(found: Diagnosis, error: float) -> bool:
+    """Whether an error of a step is no more than that of 32-bit arithmetic."""
+    assert found.updates is not None
+    scale = found.updates.between_clients + max(found.measured.gradient_norm2.value, 0.0)
+    return error <= 1e-10 * scale
 
 
 def _variance(errors: StepErrors) -> StepErrors:
@@ -123,7 +148,7 @@ def _clusters(found: Diagnosis, keep: float, budget: float | None) -> str:
         K = len(found.measured.cluster_sizes or [])
         removed = 1 - own.value / found.measured.sigma_g2.value
         line = (
-            f"The {K} clusters of the data set remove {removed:.0%} of the variance between "
+            f"The {K} clusters measured remove {removed:.0%} of the variance between "
             f"clients with {in_bytes(found.table_bytes(K, codec))} of {codec} rows."
         )
     if not found.curve:
@@ -164,20 +189,28 @@ def _next_move(found: Diagnosis) -> str:
             f"lead. Drift is then no verdict; try a lower client rate before more local steps."
         )
     if found.step_errors:
-        parts = shares(found.step_errors["fedvarp"])
+        left = found.step_errors["fedvarp"]
+        parts, nothing = shares(left), _is_rounding(found, left.total)
     else:
-        parts = shares(found.terms(min(found.client_lr, found.allowed_lr["fedvarp"]))["fedvarp"])
+        bound = found.terms(min(found.client_lr, found.allowed_lr["fedvarp"]))["fedvarp"]
+        parts, nothing = shares(bound), bound.floor == 0
+    if nothing:
+        return (
+            "Once the choice of clients no longer counts, next to nothing is left: a single step "
+            "with whole batches neither drifts nor varies. More local steps are the next move to "
+            "try; they save rounds, and bring some drift."
+        )
     if parts["client_drift"] > parts["stochastic_gradient"]:
         return (
-            f"Once the choice of clients no longer counts, drift is {parts['client_drift']:.0%} of "
-            f"what is left: a lower client rate is the better next move (or fewer than {steps:g} "
-            f"local steps); more of them would add drift."
+            f"Once the choice of clients no longer counts, drift is "
+            f"{_percent(parts['client_drift'])} of what is left: a lower client rate is the better "
+            f"next move (or fewer than {steps:g} local steps); more of them would add drift."
         )
     return (
         f"Once the choice of clients no longer counts, mini-batches are "
-        f"{parts['stochastic_gradient']:.0%} of what is left: more than {steps:g} local steps at "
-        f"the same rate times steps, or larger batches, average it out; lowering the client rate "
-        f"alone would mostly slow the training."
+        f"{_percent(parts['stochastic_gradient'])} of what is left: more than {steps:g} local "
+        f"steps at the same rate times steps, or larger batches, average it out; lowering the "
+        f"client rate alone would mostly slow the training."
     )
 
 

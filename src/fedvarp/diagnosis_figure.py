@@ -83,7 +83,7 @@ def _draw_curve(axes: Axes, found: Diagnosis) -> None:
     axes.plot(numbers, left, label="k-means", color=look.colour, marker="^", markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip # noqa: E501
     if m.sigma_K2 is not None and m.cluster_sizes is not None and m.sigma_g2.value > 0:
         own = 100 * m.sigma_K2.value / m.sigma_g2.value
-        axes.plot([len(m.cluster_sizes)], [own], "ks", label="the data set's own")
+        axes.plot([len(m.cluster_sizes)], [own], "ks", label="those measured")
     axes.legend(fontsize=7, title="Clusters", title_fontsize=7)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")

@@ -68,7 +68,7 @@ def _constants(found: Diagnosis) -> Grid:
         ("‖∇f(w)‖²", _number(m.gradient_norm2), ""),
         ("σ²", _number(m.sigma2), "noise of a mini-batch, mean over clients and local steps"),
         ("σ_g²", _number(m.sigma_g2), "between clients, mean over clients"),
-        ("", f"{m.sigma_g2_max:.3g}", "between clients, the largest"),
+        ("", f"{m.sigma_g2_max:.3g}", "between clients, the largest of those measured"),
         *(own if sigma_K2 is not None else []),
         ("L", f"{L.curvature:.3g}", f"largest curvature of {len(L.by_client)} clients"),
         ("", f"{L.gradient_difference:.3g}", "from the gradients at both ends of a client's walk"),

@@ -195,8 +195,7 @@ def run(rounds: int, out: Path | None = None, **changes: Any) -> SimulationResul
     return simulate(quadratics(20, 10), Quadratic(10), quadratic_loss, rounds=rounds, **(given | changes))  # fmt: skip # noqa: E501
 
 
-@pytest.mark.parametrize("states", ["memory", "disk"])
-@pytest.mark.parametrize("stop_at", [1, 3, 4])
+@pytest.mark.parametrize(("stop_at", "states"), [(1, "memory"), (3, "disk"), (4, "memory")])
 def test_a_resumed_run_with_changing_clusters_is_the_same_to_the_last_bit(
     tmp_path: Path, stop_at: int, states: str
 ) -> None:

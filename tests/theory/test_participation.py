@@ -111,3 +111,9 @@ def test_a_cohort_has_some_clients(cohort: int) -> None:
         sampling_variance(6, cohort)
     with pytest.raises(ValueError, match="at least one"):
         Staleness.of_clients(6, cohort)
+    with pytest.raises(ValueError, match="at least one"):
+        Staleness.of_clusters(6, cohort, num_clusters=2)
+
+
+def test_a_client_alone_unless_a_size_is_given() -> None:
+    assert chance_of_absence(10, 3) == pytest.approx(1 - 3 / 10)

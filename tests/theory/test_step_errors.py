@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -51,7 +52,7 @@ def test_with_noise_all_four_are_right_on_average(n: int) -> None:
     """One step: Δ_i is a batch gradient, so ν is the noise of a batch and there is no drift."""
     data = quadratics(N, DIM, sigma2=3.0, sigma_g2=2.0, sigma_K2=0.5)
     sgd = LocalSGD(lr=0.1, batch_size=2, steps=1)
-    found = [spread_of(data, sgd, seed, n) for seed in range(25)]
+    found = [spread_of(data, sgd, seed, n) for seed in range(16)]
     for name, truth in (
         ("noise", data.batch_noise(2)),
         ("between_clients", 2.0),
@@ -61,7 +62,7 @@ def test_with_noise_all_four_are_right_on_average(n: int) -> None:
         values = torch.tensor([getattr(one, name) for one in found], dtype=torch.float64)
         # An estimate cut off at zero has a bias of less than its own spread.
         slack = 0.1 * truth if n < N else 0.0
-        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(25) + slack
+        assert abs(float(values.mean()) - truth) < 4 * float(values.std()) / math.sqrt(16) + slack
 
 
 def test_errors_are_those_of_drawing_cohorts() -> None:
@@ -70,22 +71,68 @@ def test_errors_are_those_of_drawing_cohorts() -> None:
     h = torch.randn(5, 3, generator=draw, dtype=torch.float64)
     mean = h.mean(0)
     between = float((h - mean).square().sum(1).mean())
-    errors = UpdateSpread(0.0, between, between / 4, 0.25, 0).errors(5, 2)
+    errors = UpdateSpread(0.0, between, None, 0.25, 0).errors(5, 2)
     pairs = torch.combinations(torch.arange(5), 2)
     by_hand = (h[pairs].mean(1) - mean).square().sum(1).mean()
     assert errors["fedavg"].partial_participation == pytest.approx(float(by_hand))
     assert errors["fedavg"].total == pytest.approx(float(by_hand) + 0.25)
     assert errors["fedvarp"].partial_participation == 0
-    assert errors["cluster_fedvarp"].partial_participation == pytest.approx(float(by_hand) / 2)
     # Noise alone: v = mean(e) + average over S of (e' − e), of variance ν (1/M + 1/M − 1/N).
     e, fresh = torch.randn(2, 20_000, 5, generator=draw, dtype=torch.float64)
-    errors = UpdateSpread(1.0, 0.0, 0.0, 0.0, 0).errors(5, 2)
+    errors = UpdateSpread(1.0, 0.0, 0.0, 0.0, 0).errors(5, 2, [1] * 5)
     v = e.mean(1) + (fresh - e)[:, :2].mean(1)
     assert errors["fedvarp"].stochastic_gradient == pytest.approx(
         float(v.square().mean()), rel=0.05
     )
     assert errors["fedavg"].stochastic_gradient == 0.5
-    assert errors["cluster_fedvarp"].stochastic_gradient == errors["fedvarp"].stochastic_gradient
+    assert errors["cluster_fedvarp"].stochastic_gradient == pytest.approx(
+        errors["fedvarp"].stochastic_gradient
+    )
+
+
+@pytest.mark.parametrize(("sizes", "M"), [([6], 3), ([3, 3], 1), ([3, 3], 2), ([4, 2], 2)])
+def test_shared_rows_against_every_cohort(sizes: list[int], M: int) -> None:
+    """Rows left by every cohort that meets their cluster, read by every cohort: by hand."""
+    clusters = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    h = torch.randn(6, 3, generator=stream(1, "rows"), dtype=torch.float64)
+    if sizes == [4, 2]:  # equally wide: the same sum of squares over N_k − 1
+        for k in range(2):
+            own = h[clusters == k] - h[clusters == k].mean(0)
+            h[clusters == k] = own * math.sqrt((len(own) - 1) / float(own.square().sum()))
+    within = sum(
+        float((h[clusters == k] - h[clusters == k].mean(0)).square().sum())
+        for k in range(len(sizes))
+    )
+    cohorts = list(torch.combinations(torch.arange(6), M))
+    rows = [
+        [S[clusters[S] == k] for S in cohorts if (clusters[S] == k).any()]
+        for k in range(len(sizes))
+    ]
+    by_hand, of_noise, possible = 0.0, 0.0, 0
+    for members in itertools.product(*rows):  # whose updates make up each row
+        possible += 1
+        y = torch.stack([h[own].mean(0) for own in members])[clusters]
+        by_hand += float(
+            sum((h - y)[S].mean(0).sub((h - y).mean(0)).square().sum() for S in cohorts)
+        )
+        for k, own in enumerate(members):  # noise of variance 1 in this row alone
+            reads = (clusters == k).double()
+            spread = sum((reads[S].mean() - reads.mean()) ** 2 for S in cohorts)
+            of_noise += float(spread) / len(own)
+    found = UpdateSpread(1.0, 9.0, within / 6, 0.0, 0).errors(6, M, sizes)["cluster_fedvarp"]
+    total = possible * len(cohorts)
+    assert found.partial_participation == pytest.approx(by_hand / total)
+    assert found.stochastic_gradient == pytest.approx(1 / M + of_noise / total)
+
+
+def test_one_client_has_updates_too() -> None:
+    flat = FlatModel(Quadratic(4))
+    data = from_tensors([(torch.ones(1, 4), torch.ones(1, 4))])
+    sgd = LocalSGD(lr=0.1, batch_size=1, steps=1)
+    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(4))
+    found = measure_updates(gradients, torch.arange(1), None)
+    assert (found.noise, found.between_clients, found.diverged) == (0, 0, 0)
+    assert found.drift == pytest.approx(0, abs=1e-12)
 
 
 def test_clients_that_diverge_are_left_out_and_counted() -> None:

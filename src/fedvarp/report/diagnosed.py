@@ -80,7 +80,11 @@ def _one(run: Run, found: Mapping[str, Any], table: TableMaker) -> str:
 
 def _errors(title: str, errors: Mapping[str, Mapping[str, Any]]) -> Grid:
     lines = tuple(
-        (look_of(name).label, *(f"{one[cause]:.3g}" for cause in CAUSES), f"{_total(one):.3g}")
+        (
+            look_of(name).label + ("" if one.get("exact", True) else " (approx.)"),
+            *(f"{one[cause]:.3g}" for cause in CAUSES),
+            f"{_total(one):.3g}",
+        )
         for name, one in errors.items()
     )
     return Grid(title, ("", *(look.label for look in CAUSES.values()), "together"), lines)

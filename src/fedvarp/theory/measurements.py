@@ -49,7 +49,8 @@ class Measurements:
         sigma_g2: Mean over clients of ‖∇f_i(w) − ∇f(w)‖².
         sigma_g2_max: The largest of the same among the clients measured.
         sigma_K2: Mean over clients of ‖∇f_i(w) − mean over its cluster‖²; None without clusters.
-        cluster_of: (N,) int64, the clusters of σ_K²; None without.
+        cluster_of: (N,) int64, the clusters of σ_K²; None without, or if the sample holds no two
+            clients of one cluster, from which σ_K² could be told.
         smoothness: L.
         sketches: (n, s) of the gradients, for clusters to be found in.
         other_sketches: (n, s), independent of them, for those clusters to be judged by.
@@ -167,6 +168,8 @@ def measure(
     clients = torch.arange(N)
     if sample is not None and sample < N:
         clients = random_subset(N, sample, stream(seed, "measured clients"))
+    if cluster_of is not None and not _tells_of(cluster_of, clients):
+        cluster_of = None
     one_cluster = torch.zeros(N, dtype=torch.int64)
     clusters = one_cluster if cluster_of is None else cluster_of
     sketches = tuple(
@@ -237,6 +240,17 @@ def _sketched(sketches: Tensor, clusters: Tensor, sizes: Tensor) -> float:
     return heterogeneity(within, sampled, sizes)
 
 
+def _tells_of(cluster_of: Tensor, clients: Tensor) -> bool:
+    """Whether some of these clients share a cluster, if any clients do.
+
+    Else the estimate of σ_K² and of its error would be zero, as if the clusters were perfect.
+    """
+    pairs, seen = (
+        int(torch.bincount(some).max()) > 1 for some in (cluster_of, cluster_of[clients])
+    )
+    return seen or not pairs
+
+
 def _check(
     num_clients: int, sample: int | None, smoothness_clients: int, cluster_of: Tensor | None
 ) -> None:
@@ -251,4 +265,10 @@ def _check(
         raise ValueError(
             f"cluster_of has shape {tuple(cluster_of.shape)}; give one cluster for each of the "
             f"{num_clients} clients."
+        )
+    if cluster_of is not None and int(torch.bincount(cluster_of).min()) == 0:
+        raise ValueError(
+            f"cluster_of leaves out some numbers below {int(cluster_of.max())}; clusters are "
+            "numbered 0 to K-1, every number used. "
+            "torch.unique(cluster_of, return_inverse=True)[1] renumbers them so."
         )

@@ -77,7 +77,6 @@ class Staleness:
             num_clusters: K, for clusters as equal as N allows; or
             cluster_sizes: the number of clients of each.
         """
-        refuse_counts(num_clients, clients_per_round)
         refuse_clusters(num_clients, num_clusters, cluster_sizes)
         counts = _counts_of_sizes(num_clients, num_clusters, cluster_sizes)
         weighed = [

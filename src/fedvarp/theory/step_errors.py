@@ -13,6 +13,7 @@ nothing moved since, partial participation is gone, and the noise of the states 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,7 @@ from fedvarp.progress import counted
 from fedvarp.theory.client_gradients import ClientGradients
 from fedvarp.theory.estimators import heterogeneity, squared_norm
 from fedvarp.theory.participation import sampling_variance
+from fedvarp.theory.shared_rows import SharedRows
 from fedvarp.theory.spread import Spread
 
 _TWICE: Final = (1, 2)  # keys of two trainings with other batches
@@ -69,11 +71,16 @@ class UpdateSpread:
     drift: float
     diverged: int
 
-    def errors(self, num_clients: int, clients_per_round: int) -> dict[str, StepErrors]:
-        """Of a round with M of N clients, for states that are fresh.
+    def errors(
+        self,
+        num_clients: int,
+        clients_per_round: int,
+        cluster_sizes: Sequence[int] | None = None,
+    ) -> dict[str, StepErrors]:
+        """Of a round with M of N clients, for fresh states; of clusters if sizes are given.
 
-        A cluster's row is one of its clients' updates, not their mean: that is as far from the
-        mean as the clients are, hence the 2; for clusters of few clients it is less.
+        A cluster's row is the mean of the few updates that a round brought, not of all its clients:
+        clusters that mean nothing make the step worse than FedAvg's.
         """
         M, N = clients_per_round, num_clients
         drawn = sampling_variance(N, M)
@@ -84,10 +91,13 @@ class UpdateSpread:
             ),
             "fedvarp": StepErrors("fedvarp", self.noise / M + states, 0.0, self.drift),
         }
-        if self.within_clusters is not None:
-            within = min(2 * self.within_clusters, self.between_clients)
+        if self.within_clusters is not None and cluster_sizes is not None:
+            rows = SharedRows.of(cluster_sizes, M)
             found["cluster_fedvarp"] = StepErrors(
-                "cluster_fedvarp", self.noise / M + states, drawn * within, self.drift
+                "cluster_fedvarp",
+                self.noise / M + drawn * rows.noise * self.noise,
+                drawn * rows.heterogeneity * self.within_clusters,
+                self.drift,
             )
         return found
 
@@ -130,7 +140,7 @@ def measure_updates(
         within[present] = cluster.sum_of_squares
         sampled[present] += 1
     n = int(sampled.sum())
-    if n < 2:
+    if n < min(2, N):
         raise ValueError(
             f"Local training diverged at {diverged} of {len(clients)} clients: there is no update "
             f"to measure. Lower the client rate (--set client_lr=…)."
