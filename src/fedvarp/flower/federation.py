@@ -19,6 +19,7 @@ from fedvarp.flower.identity import Client, Identities, name_of_node, name_order
 from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update
 from fedvarp.flower.sampling import Candidate
 from fedvarp.flower.units import Units
+from fedvarp.magnitudes import Magnitudes
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server import Broadcast, Server
 
@@ -51,6 +52,7 @@ class Federation:
     rounds_kept: int  # for which late replies are of use
     _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
     _models: dict[int, Tensor] = field(default_factory=dict)  # round: w as it was sent
+    _spare: Tensor | None = None  # (d,), memory of a model that nobody answers to any more
     _asked: dict[tuple[int, int], int | None] = field(default_factory=dict)  # (round, node): row
     _heard: set[tuple[int, int | str]] = field(default_factory=set)  # (round, node or name)
 
@@ -99,8 +101,8 @@ class Federation:
             unwritten = len(self.clients)
             self.grow(unwritten + 1)
             rows = [unwritten if client.row is None else client.row for client in cohort]
-        broadcast = self.server.broadcast(torch.tensor(rows, dtype=torch.int64))
-        self._models[round] = broadcast.w
+        broadcast = self.server.broadcast(torch.tensor(rows, dtype=torch.int64), out=self._spare)
+        self._models[round], self._spare = broadcast.w, None
         for client in cohort:
             assert client.node is not None
             self._asked[round, client.node] = client.row
@@ -240,17 +242,23 @@ class Federation:
 
     def _stack(self, updates: Sequence[tuple[Update, Client]]) -> RoundUpdates:
         measured = self.units.measure([update for update, _ in updates])
+        magnitudes = []
         for (update, _), (_, walk) in zip(updates, measured, strict=True):
+            magnitude = torch.tensor(update.magnitude)
             if walk != 1.0:
                 update.difference.div_(walk)  # Algorithm 1, line 6
+                magnitude.div_(walk)  # rounded as the largest number was
+            magnitudes.append(float(magnitude))
+        deltas = _stacked([update.difference for update, _ in updates])
         examples = torch.tensor([update.num_examples for update, _ in updates])
         return RoundUpdates(
             clients=torch.tensor([client.row for _, client in updates]),
-            deltas=_stacked([update.difference for update, _ in updates]),
+            deltas=deltas,
             num_steps=torch.tensor([steps for steps, _ in measured]),
             num_examples=examples,
             scale=sum(walk for _, walk in measured) / len(measured),
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
+            measured=Magnitudes.known(magnitudes, deltas),
         )
 
     def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
@@ -287,7 +295,8 @@ class Federation:
         """Lets go of rounds that no reply can belong to any more."""
         silent = {sent_in for sent_in, node in self._asked if (sent_in, node) not in self._heard}
         kept = {sent_in for sent_in in silent if round - sent_in < self.rounds_kept}
-        self._models = {t: w for t, w in self._models.items() if t in kept}
+        for over in self._models.keys() - kept:
+            self._spare = self._models.pop(over)
         self._asked = {key: row for key, row in self._asked.items() if key[0] in kept}
         self._heard = {key for key in self._heard if key[0] in kept}
 
