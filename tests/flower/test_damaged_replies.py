@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedvarp.flower import MIFA, FedVARP, Scaffold
@@ -204,6 +204,34 @@ def test_errors_duplicates_and_strangers_have_their_reasons_too(
     assert one_round.rows().eq(0).all(1).sum() == NUM_CLIENTS - 1
 
 
+def test_an_error_of_the_superlink_is_told_of_the_node_it_is_about(
+    one_round: Round, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower's SuperLink is node 1 and answers in place of a node that sends no heartbeat."""
+    asked = one_round.ask(1)
+    gone = Message(Error(3, "Node Unavailable"), reply_to=asked[7])
+    lost = Message(Error(1, "Message Unavailable"), reply_to=asked[8])
+    for error in (gone, lost):
+        error.metadata.__dict__["_src_node_id"] = 1
+    lost.metadata.__dict__["_group_id"] = ""
+    one_round.end(1, [gone, lost, Message(good(), reply_to=asked[9])])
+    said = [record.getMessage() for record in caplog.records if "is not used" in record.message]
+    assert [line.split("The reply of ")[1] for line in said] == [
+        "node 7 is not used: error 3: Node Unavailable.",
+        "node 8 is not used: error 1: Message Unavailable.",
+    ]
+    evaluation = one_round.strategy.configure_evaluate(
+        1, one_round.arrays, ConfigRecord(), one_round.grid
+    )
+    one_round.grid.push_messages(evaluation)
+    gone = Message(Error(3, "Node Unavailable"), reply_to=evaluation[5])
+    gone.metadata.__dict__["_src_node_id"] = 1
+    caplog.clear()
+    assert one_round.strategy.aggregate_evaluate(1, [gone]) is None
+    node = evaluation[5].metadata.dst_node_id
+    assert f"The evaluation of node {node} is not used: error 3" in caplog.text
+
+
 def test_two_nodes_that_claim_one_name_count_once(
     one_round: Round, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -327,6 +355,7 @@ ANY_REPLY = st.builds(
 
 
 @given(damaged=st.lists(ANY_REPLY, min_size=1, max_size=4), value=st.floats(-9, 9, width=32))
+@example(damaged=[RecordDict()], value=2.0**-149)
 @settings(max_examples=60, deadline=None)
 def test_whatever_arrives_the_law_holds_and_good_replies_count(
     damaged: list[RecordDict], value: float
@@ -336,6 +365,7 @@ def test_whatever_arrives_the_law_holds_and_good_replies_count(
     replies = [Message(c, reply_to=asked[n]) for n, c in enumerate(damaged, 1)]
     round_.end(1, [*replies, Message(good(value), reply_to=asked[9])])
     row = round_.strategy._begun.clients.at(9).row
-    assert round_.rows()[row].tolist() == [-value / 2] * DIM
+    half = np.float32(-value) / np.float32(2)  # in float32: half of the least number is zero
+    assert round_.rows()[row].tolist() == [float(half)] * DIM
     assert bool(round_.strategy.server.w.isfinite().all())
     round_.check_law()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,49 @@ def test_a_node_whose_client_is_elsewhere_is_neither_asked_nor_counted() -> None
     messages = strategy.configure_evaluate(2, w0(), ConfigRecord(), grid)
     assert sorted(m.metadata.dst_node_id for m in messages) == [100, 102, 999]
     assert table(strategy).num_clients == 3
+
+
+@pytest.mark.parametrize("kind", [FedVARP, ClusterFedVARP])
+def test_a_dead_node_that_is_still_listed_counts_no_longer_than_that(
+    kind: Any, tmp_path: Path
+) -> None:
+    """Names come with replies only, so that nobody can tell the dead node from a newcomer."""
+    clusters = {"clusters": "region"} if kind is ClusterFedVARP else {}
+    grid = InProcessGrid(an_app(answers=False, reports=True))
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters)
+    run(strategy, grid, rounds=1)
+    assert table(strategy).num_clients == 3
+    grid.connect(999, {"partition-id": 1})  # 101 is dead, but listed
+    run(kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters), grid, rounds=2)
+    grid.disconnect(101)
+    strategy = kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters)
+    run(strategy, grid, rounds=3)
+    assert table(strategy).num_clients == 3
+    # Client i moves w by i + 1, every one in a row or cluster of its own.
+    assert table(strategy).mean().tolist() == [-2, -2]
+
+
+def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
+    tmp_path: Path,
+) -> None:
+    grid = InProcessGrid(an_app())
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=1)
+    grid.connect(999, {"partition-id": 1})
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=2)
+    grid.pushed.clear()
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=3)
+    asked = [message.metadata.dst_node_id for message in grid.pushed]
+    assert sorted(asked) == [100, 102, 999], "neither the name nor the update of node 101"
+    clients = Identities()
+    clients.meet("a", 1)
+    clients.meet("a", 2)
+    assert (clients.left, clients.still_at([2, 1])) == ([1], [2])
+    assert clients.still_at([2]) == [2]
+    assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
 
 
 def test_n_counts_those_who_are_away_too() -> None:

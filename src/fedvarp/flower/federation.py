@@ -16,7 +16,8 @@ from fedvarp.flat_model import average_buffers
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
 from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, reported
-from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update
+from fedvarp.flower.letters import Letters
+from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.sampling import Candidate
 from fedvarp.flower.units import Units
 from fedvarp.magnitudes import Magnitudes
@@ -46,10 +47,12 @@ class Federation:
     buffers: dict[str, Tensor]
     identity: str
     seed: int
+    least_clients: int  # N if fewer have turned up
     clusters: Clusters | None
     checkpoint: Checkpoint | None
     weighted_by_examples: bool
     rounds_kept: int  # for which late replies are of use
+    letters: Letters = field(default_factory=Letters)
     _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
     _models: dict[int, Tensor] = field(default_factory=dict)  # round: w as it was sent
     _spare: Tensor | None = None  # (d,), memory of a model that nobody answers to any more
@@ -66,6 +69,18 @@ class Federation:
         """N."""
         states = self.server.aggregator.states
         return len(self.clients) if states is None else states.num_clients
+
+    def count(self, num_online: int) -> None:
+        """Makes N the number of those who may be drawn.
+
+        Whoever has a name counts for ever, and a node without one while it is online: a SuperNode
+        that was killed is listed for a while, and must not count once it is not.
+        """
+        wanted = max(self.least_clients, num_online, len(self.clients))
+        self.grow(wanted)
+        states = self.server.aggregator.states
+        if isinstance(states, SharedByCluster | RowTable) and wanted < states.num_clients:
+            states.drop_clients(states.num_clients - wanted)
 
     def grow(self, num_clients: int) -> None:
         """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows."""
@@ -107,6 +122,12 @@ class Federation:
             assert client.node is not None
             self._asked[round, client.node] = client.row
         return broadcast
+
+    def who(self, reply: Message) -> str:
+        """The client that a reply comes from, or is about, for the log."""
+        node = self.letters.node_of(reply)
+        client = self.clients.at(node)
+        return f"{client.name!r} (node {node})" if client else f"node {node}"
 
     def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
         """One round of the server from whatever came back."""
@@ -156,6 +177,7 @@ class Federation:
                 "layout": self.layout.digest,
                 "identity": self.identity,
                 "seed": self.seed,
+                "left": self.clients.left,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },
@@ -183,7 +205,7 @@ class Federation:
             try:
                 found.append(self._read_one(round, reply, memory[len(found)]))
             except RefusedReplyError as why:
-                outcome.refused.append((self._who(reply), str(why)))
+                outcome.refused.append((self.who(reply), str(why)))
         updates = []
         for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
             if name == name_of_node(update.node):
@@ -200,6 +222,7 @@ class Federation:
         return self._memory[:size]
 
     def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+        refuse_error(reply)
         node, sent_in = reply.metadata.src_node_id, _round_of(reply)
         if (sent_in, node) not in self._asked:
             raise RefusedReplyError("nothing was asked of it, or too long ago")
@@ -232,11 +255,6 @@ class Federation:
     def _expected_row(self, reply: Message) -> tuple[int, int]:
         row = self._asked.get((_round_of(reply), reply.metadata.src_node_id))
         return (1, 0) if row is None else (0, row)
-
-    def _who(self, reply: Message) -> str:
-        node = reply.metadata.src_node_id
-        client = self.clients.at(node)
-        return f"{client.name!r} (node {node})" if client else f"node {node}"
 
     # Learning
 
@@ -297,6 +315,7 @@ class Federation:
         kept = {sent_in for sent_in in silent if round - sent_in < self.rounds_kept}
         for over in self._models.keys() - kept:
             self._spare = self._models.pop(over)
+        self.letters.keep(kept | {round})  # its evaluation is still to come
         self._asked = {key: row for key, row in self._asked.items() if key[0] in kept}
         self._heard = {key for key in self._heard if key[0] in kept}
 

@@ -73,6 +73,7 @@ def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Fe
         buffers=buffers,
         identity=strategy.identity,
         seed=strategy.seed,
+        least_clients=max(1, strategy.num_clients or 0),
         clusters=clusters,
         checkpoint=checkpoint,
         weighted_by_examples=strategy.weighted_by == "examples",
@@ -88,7 +89,7 @@ def _population(
     strategy: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
 ) -> tuple[Identities, Clusters | None]:
     clients = Identities()
-    clients.load(entries)
+    clients.load(entries, () if checkpoint is None else checkpoint.notes.get("left", ()))
     if strategy.cluster_source is None:
         return clients, None
     clusters = Clusters(strategy.cluster_source)

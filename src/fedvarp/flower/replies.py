@@ -59,7 +59,7 @@ class ReplyReader:
         """The update in a reply.
 
         Args:
-            reply: As it came.
+            reply: With content; see `refuse_error`.
             round: That it answers to.
             w: (d,), the model of that round.
             out: (d,), memory for w - w_i; left with anything in it if the reply is refused.
@@ -67,7 +67,6 @@ class ReplyReader:
         Raises:
             RefusedReplyError: With the reason.
         """
-        refuse_error(reply)
         num_examples = examples_in(reply.content)
         measured = self._measured(reply.content)
         arrays = self._arrays(reply.content)
