@@ -287,6 +287,18 @@ def test_what_the_core_refuses_is_refused_too(
     assert one_round.strategy.server.round == 2, "a round of nothing but refusals is counted"
 
 
+def test_absurd_metrics_are_left_out_of_the_means(one_round: Round) -> None:
+    """Losses of 1, beyond all floats, NaN and a list; only the first can be averaged."""
+    asked = one_round.ask(1)
+    replies = [with_metric("loss", value) for value in (1.0, 10**400, math.nan, [2.0])]
+    _, metrics = one_round.strategy.aggregate_train(
+        1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)]
+    )
+    assert metrics is not None
+    assert metrics["loss"] == 1.0
+    assert one_round.rows().any(1).sum() == 4, "their updates count all the same"
+
+
 def test_scaffold_needs_the_number_of_steps(caplog: pytest.LogCaptureFixture) -> None:
     round_ = Round(Scaffold(num_clients=NUM_CLIENTS, ask_names=False))
     asked = round_.ask(1)

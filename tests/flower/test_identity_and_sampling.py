@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,6 +224,35 @@ def test_names_by_supernode_key_are_known_at_once() -> None:
     assert len(strategy._begun.clients) == 4
     assert all(client.name.startswith("key ") for client in strategy._begun.clients)
     assert grid.sent_to("query.identity") == []
+
+
+def test_with_keys_nobody_takes_the_row_of_another_by_claiming_its_name() -> None:
+    grid = InProcessGrid(an_app(answers=False))
+    for node in range(3):
+        grid.connect(50 + node, {"partition-id": node}, public_key=bytes([node]))
+    strategy = FedVARP(identity="supernode-key", seed=0)
+    strategy.begin(w0())
+    messages = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    clients = strategy._begun.clients
+    owner = clients.at(50)
+    assert owner is not None
+
+    def lie(reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 52:
+            reply.content["claim"] = ConfigRecord({"supernode-key": owner.name})
+        return [reply]
+
+    grid.tamper = lie
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    evaluations = list(strategy.configure_evaluate(1, w0(), ConfigRecord(), grid))
+    strategy.aggregate_evaluate(1, grid.send_and_receive(evaluations))
+    assert clients.at(50) is owner
+    assert len(clients) == 3
+    # Client i moves w by i + 1.
+    for node in range(3):
+        client = clients.at(50 + node)
+        assert client is not None
+        assert row_of(strategy, client.name) == [-(node + 1)] * 2
 
 
 def test_newcomers_make_n_grow_and_their_rows_are_zero() -> None:

@@ -90,6 +90,8 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
     run(FedVARP(checkpoint=tmp_path), grid, rounds=1)
     with pytest.raises(CheckpointError, match="algorithm=FedVARP"):
         run(MIFA(checkpoint=tmp_path), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="begun without clusters"):
+        run(ClusterFedVARP(checkpoint=tmp_path, clusters="region"), grid, rounds=2)
     with pytest.raises(CheckpointError, match="knows its clients by 'partition-id'"):
         run(FedVARP(checkpoint=tmp_path, identity="hospital"), grid, rounds=2)
     with pytest.raises(CheckpointError, match="begun with seed=0, not 1"):
@@ -246,6 +248,9 @@ def test_buffers_are_averaged_counters_take_the_maximum_and_no_row_sees_them() -
         ({"fraction_evaluate": 1.5}, "fraction_evaluate=1.5"),
         ({"client_lr": math.nan}, "client_lr=nan"),
         ({"server_lr": 0.0}, "server_lr=0.0"),
+        ({"server_lr": math.inf}, "server_lr=inf"),
+        ({"client_lr": math.inf}, "client_lr=inf"),
+        ({"min_available_nodes": 0}, "min_available_nodes=0"),
         ({"states": "tape"}, "'memory' or 'disk'"),
         ({"states": "disk"}, "give checkpoint="),
         ({"dtype": "int4"}, "No codec"),

@@ -15,7 +15,7 @@ from fedvarp.client_states import RowTable, SharedByCluster
 from fedvarp.flat_model import average_buffers
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
-from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, reported
+from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, told_name
 from fedvarp.flower.letters import Letters
 from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.sampling import Candidate
@@ -156,7 +156,7 @@ class Federation:
         names = {
             reply.metadata.src_node_id: name
             for reply in replies
-            if (name := reported(reply.content, self.identity)) is not None
+            if (name := told_name(reply.content, self.identity)) is not None
         }
         for node in sorted(names, key=lambda node: name_order(names[node])):
             self.place(self.clients.meet(names[node], node), None)
@@ -240,7 +240,7 @@ class Federation:
         return update, name, label
 
     def _name(self, update: Update) -> str:
-        said = reported(update.content, self.identity)
+        said = told_name(update.content, self.identity)
         known = self.clients.at(update.node)
         return said or (known.name if known else name_of_node(update.node))
 

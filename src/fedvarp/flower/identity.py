@@ -144,6 +144,11 @@ def name_by_key(node: NodeInfo) -> str | None:
     return f"key {hashlib.sha256(node.public_key).hexdigest()[:16]}"
 
 
+def told_name(content: RecordDict, identity: str) -> str | None:
+    """The name that a client gives itself, where names are given by clients."""
+    return None if identity in (SUPERNODE_KEY, NODE_ID) else reported(content, identity)
+
+
 def reported(content: RecordDict, key: str) -> str | None:
     """What a reply says under this key in one of its metric or config records, as text."""
     told: list[object] = [record.get(key) for record in content.metric_records.values()]

@@ -94,9 +94,8 @@ def _population(
         return clients, None
     clusters = Clusters(strategy.cluster_source)
     if checkpoint is not None and checkpoint.notes:
-        clusters.labels = list(
-            checkpoint.notes["clusters"]
-        )  # others, of a longer mapping, follow when clients are placed
+        # Others, of a longer mapping, follow when clients are placed.
+        clusters.labels = list(checkpoint.notes["clusters"])
     return clients, clusters
 
 
@@ -116,6 +115,14 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: Strate
         raise CheckpointError(
             f"The run in {checkpoint.store.path} has a model with other arrays. Start with the "
             f"model it was begun with, or choose another folder; nothing was changed."
+        )
+    clustered = strategy.cluster_source is not None
+    if clustered != (checkpoint.notes["clusters"] is not None):
+        begun, now = ("without", "with") if clustered else ("with", "without")
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} was begun {begun} clusters, and this strategy is "
+            f"{now} them. Use the one it was begun with, or choose another folder; nothing was "
+            f"changed."
         )
     if checkpoint.notes["seed"] != strategy.seed:
         raise CheckpointError(
