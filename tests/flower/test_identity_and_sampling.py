@@ -307,6 +307,25 @@ def test_a_client_without_a_cluster_is_refused(caplog: pytest.LogCaptureFixture)
     assert row_of(strategy, "0") == [-3, -3]  # the mean of -1 ... -5
 
 
+def test_a_name_that_the_function_of_clusters_cannot_take_costs_that_reply_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Client 2 does not say who it is, and int("node ...") fails."""
+    grid = a_grid(an_app(answers=False, reports=True), 3, seed=0)
+
+    def tamper(reply: Message) -> list[Message]:
+        metrics = reply.content.metric_records["metrics"] if reply.has_content() else {}
+        if metrics.get("partition-id") == 2:
+            del metrics["partition-id"]
+        return [reply]
+
+    grid.tamper = tamper
+    strategy = ClusterFedVARP(clusters=lambda name: int(name) % 3, seed=0, fraction_evaluate=0)
+    run(strategy, grid, rounds=1)
+    assert caplog.text.count("fails for 'node ") == 1
+    assert strategy.server.w.tolist() == [1.5, 1.5], "the mean move of clients 0 and 1"
+
+
 def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:
     """Client i moves by i + 1 and has i + 1 examples; i = 0, 1, 2."""
     moved = {}
