@@ -116,7 +116,9 @@ DAMAGE: dict[str, tuple[Callable[[], RecordDict], str]] = {
     "endless steps": (lambda: with_metric("num-steps", 10**9), "num-steps = 1e+09"),
     "no rate": (lambda: with_metric("client-lr", 0.0), "client-lr = 0"),
     "NaN rate": (lambda: with_metric("client-lr", math.nan), "client-lr = nan"),
-    "long": (lambda: with_array("weight", numbers((3, 2), 90.0)), "above max_update_norm"),
+    "wild rate": (lambda: with_metric("client-lr", 1e5), "client-lr = 100000"),
+    # √6 · 60 = 147, and about that from wherever the model has moved to.
+    "long": (lambda: with_array("weight", numbers((3, 2), 60.0)), "above max_update_norm=100"),
 }
 
 
@@ -285,6 +287,33 @@ def test_what_the_core_refuses_is_refused_too(
     asked = one_round.ask(2)
     one_round.end(2, [Message(replies[1], reply_to=asked[1])])
     assert one_round.strategy.server.round == 2, "a round of nothing but refusals is counted"
+
+
+def test_more_records_do_no_harm_beside_the_one_that_is_asked_for(one_round: Round) -> None:
+    asked = one_round.ask(1)
+    content = good()
+    content["another"] = a_model(7.0)
+    one_round.end(1, [Message(content, reply_to=asked[1])])
+    assert one_round.strategy.server.w.tolist() == [0.5] * DIM
+
+
+def test_running_statistics_that_diverged_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    round_ = Round(a_strategy())
+    start = {"w": numbers((2,), 0.0), "bn.running_mean": numbers((2,), 0.0)}
+    round_.arrays = ArrayRecord(start)
+    asked = round_.ask(1)
+    contents = [
+        RecordDict(
+            {
+                "arrays": ArrayRecord({**start, "bn.running_mean": numbers((2,), mean)}),
+                "metrics": MetricRecord({"num-examples": 1}),
+            }
+        )
+        for mean in (math.nan, 3.0)
+    ]
+    round_.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(contents, 1)])
+    assert caplog.text.count("NaN or infinity") == 1
+    assert round_.arrays["bn.running_mean"].numpy().tolist() == [3, 3]
 
 
 def test_absurd_metrics_are_left_out_of_the_means(one_round: Round) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvarp.client_sampling import UniformSampler
 from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
-from fedvarp.flower.identity import Identities, name_order
+from fedvarp.flower.identity import Identities, name_order, reported
 from fedvarp.flower.sampling import Candidate, candidates, draw
 from flower.in_process import InProcessGrid, be_the_server_app
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
@@ -177,9 +177,31 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
     clients = Identities()
     clients.meet("a", 1)
     clients.meet("a", 2)
+    assert clients.at(1) is None
     assert (clients.left, clients.still_at([2, 1])) == ([1], [2])
     assert clients.still_at([2]) == [2]
     assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
+
+
+def test_only_what_changed_about_a_client_is_saved() -> None:
+    clients = Identities()
+    clients.meet("a", 1)
+    clients.meet("b", 2)
+    clients.saved()
+    assert clients.changes() == {}
+    clients.meet("b", 3)
+    assert [entry["node"] for entry in clients.changes().values()] == [3]
+    again = Identities()
+    again.load(clients.changes())
+    assert again.changes() == {}
+    clients.meet("b", 2)
+    assert clients.still_at([1, 2, 3]) == [1, 2], "it is back where it was"
+
+
+def test_names_are_short_and_whole_numbers_have_no_point() -> None:
+    told = ConfigRecord({"a": 2.0, "b": "x" * 201, "c": "x" * 200})
+    content = RecordDict({"told": told})
+    assert [reported(content, key) for key in "abc"] == ["2", None, "x" * 200]
 
 
 def test_n_counts_those_who_are_away_too() -> None:

@@ -132,7 +132,7 @@ class Federation:
     def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
         """One round of the server from whatever came back."""
         outcome = Outcome()
-        updates = self._read(round, replies, outcome)
+        updates = self._read(replies, outcome)
         late = [(u, c) for u, c in updates if u.round != round]
         current = [(u, c) for u, c in updates if u.round == round]
         if late:
@@ -195,15 +195,13 @@ class Federation:
 
     # Reading
 
-    def _read(
-        self, round: int, replies: Sequence[Message], outcome: Outcome
-    ) -> list[tuple[Update, Client]]:
+    def _read(self, replies: Sequence[Message], outcome: Outcome) -> list[tuple[Update, Client]]:
         """The replies that can be used, each with its client, in the order of their rows."""
         memory = self._memory_for(len(replies))
         found: list[tuple[Update, str, str | None]] = []
         for reply in sorted(replies, key=self._expected_row):
             try:
-                found.append(self._read_one(round, reply, memory[len(found)]))
+                found.append(self._read_one(reply, memory[len(found)]))
             except RefusedReplyError as why:
                 outcome.refused.append((self.who(reply), str(why)))
         updates = []
@@ -221,15 +219,13 @@ class Federation:
             self._memory = torch.empty(size, self.layout.dim)
         return self._memory[:size]
 
-    def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+    def _read_one(self, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
         refuse_error(reply)
         node, sent_in = reply.metadata.src_node_id, _round_of(reply)
         if (sent_in, node) not in self._asked:
             raise RefusedReplyError("nothing was asked of it, or too long ago")
         if (sent_in, node) in self._heard:
             raise RefusedReplyError("it has answered already")
-        if sent_in != round and round - sent_in > self.rounds_kept:
-            raise RefusedReplyError(f"it comes {round - sent_in} rounds late")
         update = self.reader.read(reply, sent_in, self._models[sent_in], out)
         name = self._name(update)
         if (sent_in, name) in self._heard:
