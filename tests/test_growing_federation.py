@@ -75,3 +75,29 @@ def test_entries_accumulate_and_are_of_one_transaction_with_the_round(tmp_path: 
         checkpoint.commit(server, entries={"b": {"x": 3}, "c": {"x": [4.5]}})
     with Checkpoint(tmp_path) as checkpoint:
         assert checkpoint.entries() == {"a": {"x": 1}, "b": {"x": 3}, "c": {"x": [4.5]}}
+
+
+def test_clients_who_never_wrote_a_row_may_go_again() -> None:
+    """Rows 3 and 5 over four clients, then over two: the mean is 2, then 4."""
+    table = InMemoryStates(num_clients=4, dim=1)
+    table.put(torch.tensor([0, 1]), torch.tensor([[3.0], [5.0]]))
+    assert table.mean().tolist() == [2]
+    table.drop_clients(2)
+    assert (table.num_clients, table.mean().tolist()) == (2, [4])
+    with pytest.raises(ValueError, match="has written a row"):
+        table.drop_clients(1)
+    with pytest.raises(ValueError, match="one stay"):
+        table.drop_clients(2)
+    with pytest.raises(IndexError):
+        table.get(torch.tensor([2]))
+
+
+def test_clients_that_share_a_row_may_go_and_it_weighs_less() -> None:
+    """Rows 2 and 8 for clusters of two and three: 28 / 5; then of two and one: 12 / 3."""
+    shared = SharedByCluster(torch.tensor([0, 0, 1, 1, 1]), InMemoryStates(num_clients=2, dim=1))
+    shared.put(torch.tensor([0, 2]), torch.tensor([[2.0], [8.0]]))
+    assert shared.mean().tolist() == pytest.approx([28 / 5])
+    shared.drop_clients(2)
+    assert (shared.num_clients, shared.mean().tolist()) == (3, [4])
+    with pytest.raises(ValueError, match="one stay"):
+        shared.drop_clients(3)

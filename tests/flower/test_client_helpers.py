@@ -86,7 +86,7 @@ def test_arrays_go_there_and_back_whatever_their_type_and_order(dtype: str, orde
     assert np.array_equal(back["a"].numpy(), numbers)
     assert back["b"].shape == ()
     out = torch.empty(7)
-    layout.difference(torch.ones(7), arrays, out)
+    assert layout.difference(torch.ones(7), arrays, out) == 4, "the largest absolute value"
     assert out.tolist() == [1, 0, -1, -2, -3, -4, 0.5]
 
 

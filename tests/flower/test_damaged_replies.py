@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedvarp.flower import MIFA, FedVARP, Scaffold
@@ -116,7 +116,9 @@ DAMAGE: dict[str, tuple[Callable[[], RecordDict], str]] = {
     "endless steps": (lambda: with_metric("num-steps", 10**9), "num-steps = 1e+09"),
     "no rate": (lambda: with_metric("client-lr", 0.0), "client-lr = 0"),
     "NaN rate": (lambda: with_metric("client-lr", math.nan), "client-lr = nan"),
-    "long": (lambda: with_array("weight", numbers((3, 2), 90.0)), "above max_update_norm"),
+    "wild rate": (lambda: with_metric("client-lr", 1e5), "client-lr = 100000"),
+    # √6 · 60 = 147, and about that from wherever the model has moved to.
+    "long": (lambda: with_array("weight", numbers((3, 2), 60.0)), "above max_update_norm=100"),
 }
 
 
@@ -204,6 +206,34 @@ def test_errors_duplicates_and_strangers_have_their_reasons_too(
     assert one_round.rows().eq(0).all(1).sum() == NUM_CLIENTS - 1
 
 
+def test_an_error_of_the_superlink_is_told_of_the_node_it_is_about(
+    one_round: Round, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower's SuperLink is node 1 and answers in place of a node that sends no heartbeat."""
+    asked = one_round.ask(1)
+    gone = Message(Error(3, "Node Unavailable"), reply_to=asked[7])
+    lost = Message(Error(1, "Message Unavailable"), reply_to=asked[8])
+    for error in (gone, lost):
+        error.metadata.__dict__["_src_node_id"] = 1
+    lost.metadata.__dict__["_group_id"] = ""
+    one_round.end(1, [gone, lost, Message(good(), reply_to=asked[9])])
+    said = [record.getMessage() for record in caplog.records if "is not used" in record.message]
+    assert [line.split("The reply of ")[1] for line in said] == [
+        "node 7 is not used: error 3: Node Unavailable.",
+        "node 8 is not used: error 1: Message Unavailable.",
+    ]
+    evaluation = one_round.strategy.configure_evaluate(
+        1, one_round.arrays, ConfigRecord(), one_round.grid
+    )
+    one_round.grid.push_messages(evaluation)
+    gone = Message(Error(3, "Node Unavailable"), reply_to=evaluation[5])
+    gone.metadata.__dict__["_src_node_id"] = 1
+    caplog.clear()
+    assert one_round.strategy.aggregate_evaluate(1, [gone]) is None
+    node = evaluation[5].metadata.dst_node_id
+    assert f"The evaluation of node {node} is not used: error 3" in caplog.text
+
+
 def test_two_nodes_that_claim_one_name_count_once(
     one_round: Round, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +287,45 @@ def test_what_the_core_refuses_is_refused_too(
     asked = one_round.ask(2)
     one_round.end(2, [Message(replies[1], reply_to=asked[1])])
     assert one_round.strategy.server.round == 2, "a round of nothing but refusals is counted"
+
+
+def test_more_records_do_no_harm_beside_the_one_that_is_asked_for(one_round: Round) -> None:
+    asked = one_round.ask(1)
+    content = good()
+    content["another"] = a_model(7.0)
+    one_round.end(1, [Message(content, reply_to=asked[1])])
+    assert one_round.strategy.server.w.tolist() == [0.5] * DIM
+
+
+def test_running_statistics_that_diverged_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    round_ = Round(a_strategy())
+    start = {"w": numbers((2,), 0.0), "bn.running_mean": numbers((2,), 0.0)}
+    round_.arrays = ArrayRecord(start)
+    asked = round_.ask(1)
+    contents = [
+        RecordDict(
+            {
+                "arrays": ArrayRecord({**start, "bn.running_mean": numbers((2,), mean)}),
+                "metrics": MetricRecord({"num-examples": 1}),
+            }
+        )
+        for mean in (math.nan, 3.0)
+    ]
+    round_.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(contents, 1)])
+    assert caplog.text.count("NaN or infinity") == 1
+    assert round_.arrays["bn.running_mean"].numpy().tolist() == [3, 3]
+
+
+def test_absurd_metrics_are_left_out_of_the_means(one_round: Round) -> None:
+    """Losses of 1, beyond all floats, NaN and a list; only the first can be averaged."""
+    asked = one_round.ask(1)
+    replies = [with_metric("loss", value) for value in (1.0, 10**400, math.nan, [2.0])]
+    _, metrics = one_round.strategy.aggregate_train(
+        1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)]
+    )
+    assert metrics is not None
+    assert metrics["loss"] == 1.0
+    assert one_round.rows().any(1).sum() == 4, "their updates count all the same"
 
 
 def test_scaffold_needs_the_number_of_steps(caplog: pytest.LogCaptureFixture) -> None:
@@ -327,6 +396,7 @@ ANY_REPLY = st.builds(
 
 
 @given(damaged=st.lists(ANY_REPLY, min_size=1, max_size=4), value=st.floats(-9, 9, width=32))
+@example(damaged=[RecordDict()], value=2.0**-149)
 @settings(max_examples=60, deadline=None)
 def test_whatever_arrives_the_law_holds_and_good_replies_count(
     damaged: list[RecordDict], value: float
@@ -336,6 +406,7 @@ def test_whatever_arrives_the_law_holds_and_good_replies_count(
     replies = [Message(c, reply_to=asked[n]) for n, c in enumerate(damaged, 1)]
     round_.end(1, [*replies, Message(good(value), reply_to=asked[9])])
     row = round_.strategy._begun.clients.at(9).row
-    assert round_.rows()[row].tolist() == [-value / 2] * DIM
+    half = np.float32(-value) / np.float32(2)  # in float32: half of the least number is zero
+    assert round_.rows()[row].tolist() == [float(half)] * DIM
     assert bool(round_.strategy.server.w.isfinite().all())
     round_.check_law()

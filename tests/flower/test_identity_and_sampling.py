@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvarp.client_sampling import UniformSampler
 from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
-from fedvarp.flower.identity import Identities, name_order
+from fedvarp.flower.identity import Identities, name_order, reported
 from fedvarp.flower.sampling import Candidate, candidates, draw
 from flower.in_process import InProcessGrid, be_the_server_app
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
@@ -138,6 +139,71 @@ def test_a_node_whose_client_is_elsewhere_is_neither_asked_nor_counted() -> None
     assert table(strategy).num_clients == 3
 
 
+@pytest.mark.parametrize("kind", [FedVARP, ClusterFedVARP])
+def test_a_dead_node_that_is_still_listed_counts_no_longer_than_that(
+    kind: Any, tmp_path: Path
+) -> None:
+    """Names come with replies only, so that nobody can tell the dead node from a newcomer."""
+    clusters = {"clusters": "region"} if kind is ClusterFedVARP else {}
+    grid = InProcessGrid(an_app(answers=False, reports=True))
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters)
+    run(strategy, grid, rounds=1)
+    assert table(strategy).num_clients == 3
+    grid.connect(999, {"partition-id": 1})  # 101 is dead, but listed
+    run(kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters), grid, rounds=2)
+    grid.disconnect(101)
+    strategy = kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters)
+    run(strategy, grid, rounds=3)
+    assert table(strategy).num_clients == 3
+    # Client i moves w by i + 1, every one in a row or cluster of its own.
+    assert table(strategy).mean().tolist() == [-2, -2]
+
+
+def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
+    tmp_path: Path,
+) -> None:
+    grid = InProcessGrid(an_app())
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=1)
+    grid.connect(999, {"partition-id": 1})
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=2)
+    grid.pushed.clear()
+    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=3)
+    asked = [message.metadata.dst_node_id for message in grid.pushed]
+    assert sorted(asked) == [100, 102, 999], "neither the name nor the update of node 101"
+    clients = Identities()
+    clients.meet("a", 1)
+    clients.meet("a", 2)
+    assert clients.at(1) is None
+    assert (clients.left, clients.still_at([2, 1])) == ([1], [2])
+    assert clients.still_at([2]) == [2]
+    assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
+
+
+def test_only_what_changed_about_a_client_is_saved() -> None:
+    clients = Identities()
+    clients.meet("a", 1)
+    clients.meet("b", 2)
+    clients.saved()
+    assert clients.changes() == {}
+    clients.meet("b", 3)
+    assert [entry["node"] for entry in clients.changes().values()] == [3]
+    again = Identities()
+    again.load(clients.changes())
+    assert again.changes() == {}
+    clients.meet("b", 2)
+    assert clients.still_at([1, 2, 3]) == [1, 2], "it is back where it was"
+
+
+def test_names_are_short_and_whole_numbers_have_no_point() -> None:
+    told = ConfigRecord({"a": 2.0, "b": "x" * 201, "c": "x" * 200})
+    content = RecordDict({"told": told})
+    assert [reported(content, key) for key in "abc"] == ["2", None, "x" * 200]
+
+
 def test_n_counts_those_who_are_away_too() -> None:
     grid = a_grid(an_app(), 3, seed=0)
     strategy = Scaffold(seed=0)
@@ -180,6 +246,35 @@ def test_names_by_supernode_key_are_known_at_once() -> None:
     assert len(strategy._begun.clients) == 4
     assert all(client.name.startswith("key ") for client in strategy._begun.clients)
     assert grid.sent_to("query.identity") == []
+
+
+def test_with_keys_nobody_takes_the_row_of_another_by_claiming_its_name() -> None:
+    grid = InProcessGrid(an_app(answers=False))
+    for node in range(3):
+        grid.connect(50 + node, {"partition-id": node}, public_key=bytes([node]))
+    strategy = FedVARP(identity="supernode-key", seed=0)
+    strategy.begin(w0())
+    messages = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    clients = strategy._begun.clients
+    owner = clients.at(50)
+    assert owner is not None
+
+    def lie(reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 52:
+            reply.content["claim"] = ConfigRecord({"supernode-key": owner.name})
+        return [reply]
+
+    grid.tamper = lie
+    strategy.aggregate_train(1, grid.send_and_receive(messages))
+    evaluations = list(strategy.configure_evaluate(1, w0(), ConfigRecord(), grid))
+    strategy.aggregate_evaluate(1, grid.send_and_receive(evaluations))
+    assert clients.at(50) is owner
+    assert len(clients) == 3
+    # Client i moves w by i + 1.
+    for node in range(3):
+        client = clients.at(50 + node)
+        assert client is not None
+        assert row_of(strategy, client.name) == [-(node + 1)] * 2
 
 
 def test_newcomers_make_n_grow_and_their_rows_are_zero() -> None:
@@ -232,6 +327,25 @@ def test_a_client_without_a_cluster_is_refused(caplog: pytest.LogCaptureFixture)
     run(strategy, grid, rounds=1)
     assert "the mapping of clusters does not have '5'" in caplog.text
     assert row_of(strategy, "0") == [-3, -3]  # the mean of -1 ... -5
+
+
+def test_a_name_that_the_function_of_clusters_cannot_take_costs_that_reply_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Client 2 does not say who it is, and int("node ...") fails."""
+    grid = a_grid(an_app(answers=False, reports=True), 3, seed=0)
+
+    def tamper(reply: Message) -> list[Message]:
+        metrics = reply.content.metric_records["metrics"] if reply.has_content() else {}
+        if metrics.get("partition-id") == 2:
+            del metrics["partition-id"]
+        return [reply]
+
+    grid.tamper = tamper
+    strategy = ClusterFedVARP(clusters=lambda name: int(name) % 3, seed=0, fraction_evaluate=0)
+    run(strategy, grid, rounds=1)
+    assert caplog.text.count("fails for 'node ") == 1
+    assert strategy.server.w.tolist() == [1.5, 1.5], "the mean move of clients 0 and 1"
 
 
 def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:

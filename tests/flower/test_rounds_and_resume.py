@@ -90,6 +90,8 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
     run(FedVARP(checkpoint=tmp_path), grid, rounds=1)
     with pytest.raises(CheckpointError, match="algorithm=FedVARP"):
         run(MIFA(checkpoint=tmp_path), grid, rounds=2)
+    with pytest.raises(CheckpointError, match="begun without clusters"):
+        run(ClusterFedVARP(checkpoint=tmp_path, clusters="region"), grid, rounds=2)
     with pytest.raises(CheckpointError, match="knows its clients by 'partition-id'"):
         run(FedVARP(checkpoint=tmp_path, identity="hospital"), grid, rounds=2)
     with pytest.raises(CheckpointError, match="begun with seed=0, not 1"):
@@ -97,6 +99,34 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other arrays"):
         FedVARP(checkpoint=tmp_path).start(grid, ArrayRecord({"v": torch.zeros(2)}))
     assert run(FedVARP(checkpoint=tmp_path), grid, rounds=2).arrays, "the folder is free again"
+
+
+def test_a_client_that_changed_its_cluster_in_a_round_without_effect_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    grid = a_grid(an_app(reports=True), 2, seed=0)
+    settings: dict[str, Any] = {"clusters": "region", "checkpoint": tmp_path, "min_replies": 2}
+    strategy = ClusterFedVARP(fraction_evaluate=0, **settings)
+    run(strategy, grid, rounds=1)
+
+    def only_one_and_that_elsewhere(reply: Message) -> list[Message]:
+        if (
+            not reply.has_content()
+            or reply.content.metric_records["metrics"].get("partition-id") != 1
+        ):
+            return []
+        reply.content.metric_records["metrics"]["region"] = 9
+        return [reply]
+
+    grid.tamper = only_one_and_that_elsewhere
+    ClusterFedVARP(fraction_evaluate=0, **settings).start(grid, w0(), num_rounds=2, timeout=0.1)
+    grid.tamper = None
+    resumed = ClusterFedVARP(fraction_evaluate=0, **settings)
+    run(resumed, grid, rounds=3)
+    assert resumed.server.round == 3
+    client = resumed._begun.clients.named("1")
+    assert client is not None
+    assert client.cluster == "1", "it has said so again"
 
 
 def delayed(grid: InProcessGrid, client: int, round: int) -> None:
@@ -146,6 +176,28 @@ def test_late_replies_can_be_ignored_and_some_algorithms_have_no_use_for_them(
     assert "late reply refreshed" not in caplog.text
     assert ("1 round(s) late" in caplog.text) == (late_replies > 0)
     assert strategy.server.round == 3
+
+
+def test_a_late_reply_is_measured_from_the_model_it_was_trained_from() -> None:
+    """Models of rounds reuse memory, but not that of a round still waited for."""
+    grid = a_grid(an_app(), 2, seed=0)
+    strategy = FedVARP(fraction_evaluate=0)
+    strategy.begin(w0())
+    held: list[Message] = []
+    for t in (1, 2, 3):
+        sent = list(strategy.configure_train(t, strategy._begun.record, ConfigRecord(), grid))
+        replies = list(grid.send_and_receive(sent))
+        client = strategy._begun.clients.named("1")
+        assert client is not None
+        slow = client.node
+        if t > 1:
+            held += [reply for reply in replies if reply.metadata.src_node_id == slow]
+            replies = [reply for reply in replies if reply.metadata.src_node_id != slow]
+        if t == 3:
+            table(strategy).put(torch.tensor([1]), torch.full((1, 2), 9.0))
+            replies.append(held[0])  # to round 2
+        strategy.aggregate_train(t, replies)
+    assert row_of(strategy, "1") == [-2, -2], "client 1 moves the model by 2"
 
 
 def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,6 +298,9 @@ def test_buffers_are_averaged_counters_take_the_maximum_and_no_row_sees_them() -
         ({"fraction_evaluate": 1.5}, "fraction_evaluate=1.5"),
         ({"client_lr": math.nan}, "client_lr=nan"),
         ({"server_lr": 0.0}, "server_lr=0.0"),
+        ({"server_lr": math.inf}, "server_lr=inf"),
+        ({"client_lr": math.inf}, "client_lr=inf"),
+        ({"min_available_nodes": 0}, "min_available_nodes=0"),
         ({"states": "tape"}, "'memory' or 'disk'"),
         ({"states": "disk"}, "give checkpoint="),
         ({"dtype": "int4"}, "No codec"),

@@ -232,6 +232,19 @@ class RowTable(ClientStates):
         self._total_share += count
         return self.add_rows(count)
 
+    def drop_clients(self, count: int) -> None:
+        """Lets the last `count` clients go, who have never written a row, O(count)."""
+        left = self.num_clients - count
+        if self._shares is not None or not 0 < left < self.num_clients:
+            raise ValueError(
+                f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
+                f"in a table without row weights."
+            )
+        if any(self._find(row) is not None for row in range(left, self.num_clients)):
+            raise ValueError(f"drop_clients({count}): one of them has written a row.")
+        self._total_share -= count
+        self.num_clients = left
+
     def add_rows(self, count: int) -> range:
         """Makes room for more rows, O(1), of a table whose owner then calls `share`."""
         first = self.num_clients

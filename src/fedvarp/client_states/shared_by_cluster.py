@@ -107,6 +107,20 @@ class SharedByCluster(ClientStates):
         self._share_rows()
         return range(first, self.num_clients)
 
+    def drop_clients(self, count: int) -> None:
+        """Lets the last `count` clients go; their clusters' rows stay, and weigh less.
+
+        The next use of the table costs O(K·d), as with `add_clients`.
+        """
+        if self._client_weights is not None or not 0 < count < self.num_clients:
+            raise ValueError(
+                f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
+                f"in a table without client weights."
+            )
+        self.cluster_of = self.cluster_of[:-count].clone()
+        self.num_clients = len(self.cluster_of)
+        self._share_rows()
+
     def move(self, clients: Tensor, clusters: Tensor) -> None:
         """Puts these clients into these clusters, new ones among them; rows stay as they are.
 

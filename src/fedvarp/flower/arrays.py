@@ -16,6 +16,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from torch import Tensor
 
+from fedvarp.stretches import stretches
+
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
 _VERSION_1: Final = b"\x93NUMPY\x01\x00"
 _LONGEST_HEADER: Final = 512  # bytes; beyond that it is nothing a model has
@@ -121,13 +123,22 @@ class Layout:
             slot.part(vector).numpy()[:] = _flat(arrays[slot.name], slot)
         return vector
 
-    def difference(self, w: Tensor, arrays: Mapping[str, Array], out: Tensor) -> None:
-        """out = w − the parameters in `arrays`, (d,), in one pass and without a copy of them."""
+    def difference(self, w: Tensor, arrays: Mapping[str, Array], out: Tensor) -> float:
+        """out = w − the parameters in `arrays`, (d,), in one pass and without a copy of them.
+
+        Returns:
+            The largest absolute value in `out`; NaN if there is one.
+        """
+        extremes: list[np.float32] = []
         for slot in self.parameters:
             theirs = _flat(arrays[slot.name], slot)
             ours, difference = slot.part(w).numpy(), slot.part(out).numpy()
-            with np.errstate(all="ignore"):  # NaN and infinity are looked for afterwards
-                np.subtract(ours, theirs, out=difference, casting="same_kind")
+            for here in stretches(slot.size):
+                part = difference[here]
+                with np.errstate(all="ignore"):  # NaN and infinity show in the extremes
+                    np.subtract(ours[here], theirs[here], out=part, casting="same_kind")
+                    extremes += [part.min(), part.max()]
+        return float(np.abs(extremes).max())
 
     def read_buffers(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         """The buffers in `arrays`, copied."""

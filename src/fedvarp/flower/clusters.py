@@ -61,7 +61,12 @@ class Clusters:
             if client not in self._mapping:
                 raise RefusedReplyError(f"the mapping of clusters does not have {client!r}")
             return self._mapping[client]
-        return str(self._source(client))
+        try:
+            return str(self._source(client))
+        except Exception as error:  # of the user's function; a client may go by any name
+            raise RefusedReplyError(
+                f"the function of clusters fails for {client!r}: {error!r}"
+            ) from error
 
     def number_of(self, label: str) -> int:
         """The cluster's row; a new label gets the next one."""

@@ -15,10 +15,12 @@ from fedvarp.client_states import RowTable, SharedByCluster
 from fedvarp.flat_model import average_buffers
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
-from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, reported
-from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update
+from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, told_name
+from fedvarp.flower.letters import Letters
+from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.sampling import Candidate
 from fedvarp.flower.units import Units
+from fedvarp.magnitudes import Magnitudes
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server import Broadcast, Server
 
@@ -45,12 +47,15 @@ class Federation:
     buffers: dict[str, Tensor]
     identity: str
     seed: int
+    least_clients: int  # N if fewer have turned up
     clusters: Clusters | None
     checkpoint: Checkpoint | None
     weighted_by_examples: bool
     rounds_kept: int  # for which late replies are of use
+    letters: Letters = field(default_factory=Letters)
     _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
     _models: dict[int, Tensor] = field(default_factory=dict)  # round: w as it was sent
+    _spare: Tensor | None = None  # (d,), memory of a model that nobody answers to any more
     _asked: dict[tuple[int, int], int | None] = field(default_factory=dict)  # (round, node): row
     _heard: set[tuple[int, int | str]] = field(default_factory=set)  # (round, node or name)
 
@@ -64,6 +69,18 @@ class Federation:
         """N."""
         states = self.server.aggregator.states
         return len(self.clients) if states is None else states.num_clients
+
+    def count(self, num_online: int) -> None:
+        """Makes N the number of those who may be drawn.
+
+        Whoever has a name counts for ever, and a node without one while it is online: a SuperNode
+        that was killed is listed for a while, and must not count once it is not.
+        """
+        wanted = max(self.least_clients, num_online, len(self.clients))
+        self.grow(wanted)
+        states = self.server.aggregator.states
+        if isinstance(states, SharedByCluster | RowTable) and wanted < states.num_clients:
+            states.drop_clients(states.num_clients - wanted)
 
     def grow(self, num_clients: int) -> None:
         """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows."""
@@ -99,17 +116,23 @@ class Federation:
             unwritten = len(self.clients)
             self.grow(unwritten + 1)
             rows = [unwritten if client.row is None else client.row for client in cohort]
-        broadcast = self.server.broadcast(torch.tensor(rows, dtype=torch.int64))
-        self._models[round] = broadcast.w
+        broadcast = self.server.broadcast(torch.tensor(rows, dtype=torch.int64), out=self._spare)
+        self._models[round], self._spare = broadcast.w, None
         for client in cohort:
             assert client.node is not None
             self._asked[round, client.node] = client.row
         return broadcast
 
+    def who(self, reply: Message) -> str:
+        """The client that a reply comes from, or is about, for the log."""
+        node = self.letters.node_of(reply)
+        client = self.clients.at(node)
+        return f"{client.name!r} (node {node})" if client else f"node {node}"
+
     def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
         """One round of the server from whatever came back."""
         outcome = Outcome()
-        updates = self._read(round, replies, outcome)
+        updates = self._read(replies, outcome)
         late = [(u, c) for u, c in updates if u.round != round]
         current = [(u, c) for u, c in updates if u.round == round]
         if late:
@@ -133,7 +156,7 @@ class Federation:
         names = {
             reply.metadata.src_node_id: name
             for reply in replies
-            if (name := reported(reply.content, self.identity)) is not None
+            if (name := told_name(reply.content, self.identity)) is not None
         }
         for node in sorted(names, key=lambda node: name_order(names[node])):
             self.place(self.clients.meet(names[node], node), None)
@@ -154,6 +177,7 @@ class Federation:
                 "layout": self.layout.digest,
                 "identity": self.identity,
                 "seed": self.seed,
+                "left": self.clients.left,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },
@@ -171,17 +195,15 @@ class Federation:
 
     # Reading
 
-    def _read(
-        self, round: int, replies: Sequence[Message], outcome: Outcome
-    ) -> list[tuple[Update, Client]]:
+    def _read(self, replies: Sequence[Message], outcome: Outcome) -> list[tuple[Update, Client]]:
         """The replies that can be used, each with its client, in the order of their rows."""
         memory = self._memory_for(len(replies))
         found: list[tuple[Update, str, str | None]] = []
         for reply in sorted(replies, key=self._expected_row):
             try:
-                found.append(self._read_one(round, reply, memory[len(found)]))
+                found.append(self._read_one(reply, memory[len(found)]))
             except RefusedReplyError as why:
-                outcome.refused.append((self._who(reply), str(why)))
+                outcome.refused.append((self.who(reply), str(why)))
         updates = []
         for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
             if name == name_of_node(update.node):
@@ -197,14 +219,13 @@ class Federation:
             self._memory = torch.empty(size, self.layout.dim)
         return self._memory[:size]
 
-    def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+    def _read_one(self, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+        refuse_error(reply)
         node, sent_in = reply.metadata.src_node_id, _round_of(reply)
         if (sent_in, node) not in self._asked:
             raise RefusedReplyError("nothing was asked of it, or too long ago")
         if (sent_in, node) in self._heard:
             raise RefusedReplyError("it has answered already")
-        if sent_in != round and round - sent_in > self.rounds_kept:
-            raise RefusedReplyError(f"it comes {round - sent_in} rounds late")
         update = self.reader.read(reply, sent_in, self._models[sent_in], out)
         name = self._name(update)
         if (sent_in, name) in self._heard:
@@ -215,7 +236,7 @@ class Federation:
         return update, name, label
 
     def _name(self, update: Update) -> str:
-        said = reported(update.content, self.identity)
+        said = told_name(update.content, self.identity)
         known = self.clients.at(update.node)
         return said or (known.name if known else name_of_node(update.node))
 
@@ -231,26 +252,27 @@ class Federation:
         row = self._asked.get((_round_of(reply), reply.metadata.src_node_id))
         return (1, 0) if row is None else (0, row)
 
-    def _who(self, reply: Message) -> str:
-        node = reply.metadata.src_node_id
-        client = self.clients.at(node)
-        return f"{client.name!r} (node {node})" if client else f"node {node}"
-
     # Learning
 
     def _stack(self, updates: Sequence[tuple[Update, Client]]) -> RoundUpdates:
         measured = self.units.measure([update for update, _ in updates])
+        magnitudes = []
         for (update, _), (_, walk) in zip(updates, measured, strict=True):
+            magnitude = torch.tensor(update.magnitude)
             if walk != 1.0:
                 update.difference.div_(walk)  # Algorithm 1, line 6
+                magnitude.div_(walk)  # rounded as the largest number was
+            magnitudes.append(float(magnitude))
+        deltas = _stacked([update.difference for update, _ in updates])
         examples = torch.tensor([update.num_examples for update, _ in updates])
         return RoundUpdates(
             clients=torch.tensor([client.row for _, client in updates]),
-            deltas=_stacked([update.difference for update, _ in updates]),
+            deltas=deltas,
             num_steps=torch.tensor([steps for steps, _ in measured]),
             num_examples=examples,
             scale=sum(walk for _, walk in measured) / len(measured),
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
+            measured=Magnitudes.known(magnitudes, deltas),
         )
 
     def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
@@ -287,7 +309,9 @@ class Federation:
         """Lets go of rounds that no reply can belong to any more."""
         silent = {sent_in for sent_in, node in self._asked if (sent_in, node) not in self._heard}
         kept = {sent_in for sent_in in silent if round - sent_in < self.rounds_kept}
-        self._models = {t: w for t, w in self._models.items() if t in kept}
+        for over in self._models.keys() - kept:
+            self._spare = self._models.pop(over)
+        self.letters.keep(kept | {round})  # its evaluation is still to come
         self._asked = {key: row for key, row in self._asked.items() if key[0] in kept}
         self._heard = {key for key in self._heard if key[0] in kept}
 

@@ -78,9 +78,17 @@ class Identities:
     def still_at(self, nodes: Iterable[int]) -> list[int]:
         """These nodes, ascending, but for those whose client is elsewhere by now.
 
-        Flower lists a SuperNode that died for a while beside the one started in its place.
+        Flower lists a SuperNode that died for a while beside the one started in its place. Once it
+        is not listed any more it is forgotten: under its key it may return with another client.
         """
-        return sorted(node for node in nodes if node not in self._left)
+        listed = set(nodes)
+        self._left &= listed
+        return sorted(listed - self._left)
+
+    @property
+    def left(self) -> list[int]:
+        """Nodes, ascending, whose client is elsewhere by now; for the checkpoint."""
+        return sorted(self._left)
 
     def note(self, client: Client, *, last_round: int | None = None) -> None:
         """Something about this client has changed and belongs into the next checkpoint."""
@@ -102,8 +110,9 @@ class Identities:
         """The changes are in the checkpoint."""
         self._changed.clear()
 
-    def load(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    def load(self, entries: Mapping[str, Mapping[str, Any]], left: Iterable[int] = ()) -> None:
         """Becomes what was saved."""
+        self._left.update(left)
         for key, entry in entries.items():
             if key.startswith("client/"):
                 self._enter(Client(**entry))
@@ -133,6 +142,11 @@ def name_by_key(node: NodeInfo) -> str | None:
     if not node.public_key:
         return None
     return f"key {hashlib.sha256(node.public_key).hexdigest()[:16]}"
+
+
+def told_name(content: RecordDict, identity: str) -> str | None:
+    """The name that a client gives itself, where names are given by clients."""
+    return None if identity in (SUPERNODE_KEY, NODE_ID) else reported(content, identity)
 
 
 def reported(content: RecordDict, key: str) -> str | None:

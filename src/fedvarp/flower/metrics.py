@@ -31,10 +31,18 @@ def weighted_means(contents: Sequence[RecordDict], leave_out: Collection[str]) -
             for key, value in record.items():
                 if key != NUM_EXAMPLES and key not in leave_out:
                     is_list = isinstance(value, list)
-                    numbers = [float(v) for v in (value if isinstance(value, list) else [value])]
+                    listed = value if isinstance(value, list) else [value]
+                    numbers = [_as_float(v) for v in listed]
                     if all(map(math.isfinite, numbers)):
                         reports.setdefault(key, []).append((weight, numbers, is_list))
     return MetricRecord({key: _mean(values) for key, values in reports.items()})
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
 
 
 def _mean(reports: list[tuple[int, list[float], bool]]) -> MetricRecordValues:

@@ -73,6 +73,7 @@ def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Fe
         buffers=buffers,
         identity=strategy.identity,
         seed=strategy.seed,
+        least_clients=max(1, strategy.num_clients or 0),
         clusters=clusters,
         checkpoint=checkpoint,
         weighted_by_examples=strategy.weighted_by == "examples",
@@ -88,14 +89,13 @@ def _population(
     strategy: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
 ) -> tuple[Identities, Clusters | None]:
     clients = Identities()
-    clients.load(entries)
+    clients.load(entries, () if checkpoint is None else checkpoint.notes.get("left", ()))
     if strategy.cluster_source is None:
         return clients, None
     clusters = Clusters(strategy.cluster_source)
     if checkpoint is not None and checkpoint.notes:
-        clusters.labels = list(
-            checkpoint.notes["clusters"]
-        )  # others, of a longer mapping, follow when clients are placed
+        # Others, of a longer mapping, follow when clients are placed.
+        clusters.labels = list(checkpoint.notes["clusters"])
     return clients, clusters
 
 
@@ -115,6 +115,14 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: Strate
         raise CheckpointError(
             f"The run in {checkpoint.store.path} has a model with other arrays. Start with the "
             f"model it was begun with, or choose another folder; nothing was changed."
+        )
+    clustered = strategy.cluster_source is not None
+    if clustered != (checkpoint.notes["clusters"] is not None):
+        begun, now = ("without", "with") if clustered else ("with", "without")
+        raise CheckpointError(
+            f"The run in {checkpoint.store.path} was begun {begun} clusters, and this strategy is "
+            f"{now} them. Use the one it was begun with, or choose another folder; nothing was "
+            f"changed."
         )
     if checkpoint.notes["seed"] != strategy.seed:
         raise CheckpointError(

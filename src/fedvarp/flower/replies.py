@@ -32,6 +32,7 @@ class Update:
     node: int
     round: int  # of the model it was trained from, counted from 1
     difference: Tensor  # (d,), w - w_i, finite
+    magnitude: float  # the largest absolute value in it
     buffers: dict[str, Tensor]
     num_examples: int
     measured: dict[str, float]  # the client's own num-steps and client-lr, where it sends them
@@ -58,7 +59,7 @@ class ReplyReader:
         """The update in a reply.
 
         Args:
-            reply: As it came.
+            reply: With content; see `refuse_error`.
             round: That it answers to.
             w: (d,), the model of that round.
             out: (d,), memory for w - w_i; left with anything in it if the reply is refused.
@@ -66,21 +67,21 @@ class ReplyReader:
         Raises:
             RefusedReplyError: With the reason.
         """
-        refuse_error(reply)
         num_examples = examples_in(reply.content)
         measured = self._measured(reply.content)
         arrays = self._arrays(reply.content)
         try:
             self.layout.check(arrays)
-            self.layout.difference(w, arrays, out)
+            magnitude = self.layout.difference(w, arrays, out)
             buffers = self.layout.read_buffers(arrays)
         except UnusableArraysError as error:
             raise RefusedReplyError(str(error)) from error
-        self._refuse_diverged(out, buffers)
+        self._refuse_diverged(out, magnitude, buffers)
         return Update(
             reply.metadata.src_node_id,
             round,
             out,
+            magnitude,
             buffers,
             num_examples,
             measured,
@@ -114,9 +115,9 @@ class ReplyReader:
             )
         return next(iter(records.values()))
 
-    def _refuse_diverged(self, difference: Tensor, buffers: dict[str, Tensor]) -> None:
-        low, high = torch.aminmax(difference)
-        magnitude = float(torch.maximum(-low, high))
+    def _refuse_diverged(
+        self, difference: Tensor, magnitude: float, buffers: dict[str, Tensor]
+    ) -> None:
         if not math.isfinite(magnitude) or not all(
             bool(b.isfinite().all()) for b in buffers.values()
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,7 +21,7 @@ class StrategySettings:
     """Settings of a strategy.
 
     Attributes:
-        num_clients: N at the start. It grows when more clients turn up; None: from none.
+        num_clients: N, unless more clients turn up; None: as many as have.
         clients_per_round: M; None: `fraction_train` of the clients.
         fraction_train: Share of the clients asked in a round, unless `clients_per_round` is given.
         fraction_evaluate: Share of the nodes online that evaluate the model after a round.
@@ -83,11 +84,16 @@ class StrategySettings:
             ),
             ("fraction_train", 0 < self.fraction_train <= 1, "above 0 and at most 1"),
             ("fraction_evaluate", 0 <= self.fraction_evaluate <= 1, "from 0 to 1"),
-            ("server_lr", self.server_lr > 0, "above 0"),
-            ("client_lr", self.client_lr > 0, "above 0"),
+            ("server_lr", 0 < self.server_lr < math.inf, "above 0 and finite"),
+            ("client_lr", 0 < self.client_lr < math.inf, "above 0 and finite"),
             ("states", self.states in ("memory", "disk"), "'memory' or 'disk'"),
             ("identity", bool(self.identity), "a key that clients report"),
             ("when_offline", self.when_offline in ("replace", "fewer"), "'replace' or 'fewer'"),
+            (
+                "min_available_nodes",
+                self.min_available_nodes is None or self.min_available_nodes >= 1,
+                "at least 1",
+            ),
             ("min_replies", self.min_replies >= 1, "at least 1"),
             ("late_replies", self.late_replies >= 0, "0 or more rounds"),
             (

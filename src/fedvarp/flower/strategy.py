@@ -126,7 +126,7 @@ class ServerStrategy(StrategySettings, Strategy):
         federation = self._begun
         self._learn_names(grid, federation.clients.still_at(grid.get_node_ids()))
         online = federation.clients.still_at(grid.get_node_ids())
-        federation.grow(max(len(online), len(federation.clients)))
+        federation.count(len(online))
         among = candidates(federation.clients, online)
         cohort = draw(
             among,
@@ -146,6 +146,7 @@ class ServerStrategy(StrategySettings, Strategy):
                 correction = federation.layout.parameter_record(broadcast.corrections[m])
                 own = RecordDict({**content, CORRECTION_RECORD: correction})
             messages.append(_message(own, client.node, MessageType.TRAIN, server_round))
+        federation.letters.note(server_round, messages)
         return messages
 
     def aggregate_train(
@@ -177,7 +178,9 @@ class ServerStrategy(StrategySettings, Strategy):
             when_offline="fewer",
         )
         content = self._content(server_round, arrays, config)
-        return [_message(content, c.node, MessageType.EVALUATE, server_round) for c in cohort]
+        messages = [_message(content, c.node, MessageType.EVALUATE, server_round) for c in cohort]
+        self._begun.letters.note(server_round, messages)
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -190,8 +193,8 @@ class ServerStrategy(StrategySettings, Strategy):
                 examples_in(reply.content)
                 good.append(reply)
             except RefusedReplyError as why:
-                node = reply.metadata.src_node_id
-                log(WARNING, "\t> The evaluation of node %d is not used: %s.", node, why)
+                who = self._begun.who(reply)
+                log(WARNING, "\t> The evaluation of %s is not used: %s.", who, why)
         self._begun.learn(good)
         contents = [reply.content for reply in good]
         return self._metrics(contents, self.evaluate_metrics_aggr_fn) if contents else None
