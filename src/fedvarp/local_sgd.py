@@ -128,7 +128,7 @@ class LocalSGD:
         model.module.train()
         with layers_draw_from(stream(seed, "layers", round, client), w.device):
             for chosen in self.batches(len(x), seed, round, client, x.device):  # line 2
-                inputs, targets = x[chosen], y[chosen]
+                inputs, targets = gathered(x, chosen), y.index_select(0, chosen)
                 if augment is not None and augmenting is not None:
                     inputs = augment(inputs, augmenting)
                 if compiled is not None and len(inputs) == self.batch_size:  # line 3
@@ -205,6 +205,13 @@ class LocalSGD:
 def laid_out(x: Tensor) -> Tensor:
     """Images with their channels last in memory, where convolutions read them fastest."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def gathered(x: Tensor, chosen: Tensor) -> Tensor:
+    """x[chosen] of inputs that are laid out, copied row by row, which plain indexing is not."""
+    if x.ndim != 4:
+        return x.index_select(0, chosen)
+    return x.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
 @contextlib.contextmanager
