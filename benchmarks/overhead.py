@@ -40,7 +40,7 @@ class Timed:
 
 
 def seconds_beside_training(
-    workload: Workload, rounds: int, warm_up: int, out: Path | None
+    workload: Workload, algorithm: str, rounds: int, warm_up: int, out: Path | None
 ) -> tuple[list[float], list[float]]:
     """Of each round: the seconds of training, and all the others."""
     settings, dataset = workload.settings, federated(workload)
@@ -53,6 +53,7 @@ def seconds_beside_training(
         dataset,
         model,
         cross_entropy,
+        algorithm=algorithm,
         local_sgd=local_sgd,
         rounds=warm_up + rounds,
         clients_per_round=settings.clients_per_round,
@@ -70,29 +71,36 @@ def seconds_beside_training(
 
 
 def row(
-    workload: Workload, what: str, target: str, rounds: int, warm_up: int, committed: bool
+    workload: Workload,
+    algorithm: str,
+    what: str,
+    target: str,
+    rounds: int,
+    warm_up: int,
+    committed: bool,
 ) -> list[str]:
-    """FedVARP on one workload; two workers at their best would halve its training."""
+    """One algorithm on one workload; two workers at their best would halve its training."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "run" if committed else None
-        training, beside = seconds_beside_training(workload, rounds, warm_up, out)
+        training, beside = seconds_beside_training(workload, algorithm, rounds, warm_up, out)
     share = statistics.median(beside) / (statistics.median(training) / 2)
     halved = f"{share:.1%}" if committed else ""
     milliseconds = [with_spread(seconds, 2, 1e3) for seconds in (training, beside)]
-    return [f"{workload.settings.name}, {what}", *milliseconds, halved, target]
+    return [f"{workload.settings.name}, {algorithm}, {what}", *milliseconds, halved, target]
 
 
 def table_of(rows: Iterable[list[str]]) -> str:
     """The table in docs/benchmarks.md."""
     header = ["", "training, ms", "the rest, ms", "the rest / half of training", "target"]
-    return table("A round of FedVARP beside its local training", header, list(rows))
+    return table("A round beside its local training", header, list(rows))
 
 
 def measure() -> str:
     return table_of(
         [
-            row(w1(), "a commit with fsync each round", "< 3 %", 40, 3, committed=True),
-            row(w2(), "no commits", "< 1 ms", 400, 20, committed=False),
+            row(w1(), "fedvarp", "a commit with fsync each round", "< 3 %", 40, 3, committed=True),
+            row(w2(), "fedavg", "no commits", "< 1 ms", 400, 20, committed=False),
+            row(w2(), "fedvarp", "no commits", "", 400, 20, committed=False),
         ]
     )

@@ -176,10 +176,12 @@ def test_the_table_shows_the_quickest_in_a_unit_that_tells() -> None:
 
 def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:
     workload = workloads.w2(num_clients=30)
-    training, beside = overhead.seconds_beside_training(workload, 4, 2, tmp_path / "run")
+    training, beside = overhead.seconds_beside_training(workload, "fedvarp", 4, 2, tmp_path / "run")
     assert len(training) == len(beside) == 3  # the last one, evaluated, is left out
     assert all(seconds > 0 for seconds in [*training, *beside])
-    assert "W2" in overhead.table_of([overhead.row(workload, "tiny", "", 3, 1, committed=False)])
+    assert "W2" in overhead.table_of(
+        [overhead.row(workload, "fedavg", "tiny", "", 3, 1, committed=False)]
+    )
 
 
 @pytest.mark.slow
