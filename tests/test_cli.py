@@ -70,6 +70,15 @@ def test_a_run_is_named_after_what_it_is() -> None:
     assert RunDirectory(run).metrics()[-1]["round"] == 6
 
 
+def test_runs_that_chose_their_trainer_compare_like_any_others(tmp_path: Path) -> None:
+    for algorithm in ("fedavg", "fedvarp"):
+        set_ = [f"--set=algorithm={algorithm}", "--set=rounds=3", "--set=evaluate_every=1"]
+        assert fedvarp("run", "digits", *set_, "--out", tmp_path / algorithm).code == 0
+        assert "auto" in RunDirectory(tmp_path / algorithm).settings()
+    ended = fedvarp("compare", tmp_path / "fedavg", tmp_path / "fedvarp")
+    assert ended.code == 0, ended.err
+
+
 def test_the_recorded_config_runs_again_to_the_same_bits(finished: Path) -> None:
     """config.toml is complete: it needs neither the preset nor the options it was made with."""
     again = fedvarp("run", finished / "config.toml", "--out", "again")

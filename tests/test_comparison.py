@@ -249,7 +249,16 @@ def test_of_many_differences_those_that_both_sides_set_come_first(tmp_path: Path
 
 def test_method_and_machine_may_differ(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.2], settings={"server_lr": 0.5, "states": {"dtype": "int8"}})
-    other = {"threads": 4, "states": {"dtype": "float32", "where": "disk"}, "commit_every": 5}
+    other = {
+        "threads": 4,
+        "states": {"dtype": "float32", "where": "disk"},
+        "commit_every": 5,
+        "trainer": "parallel",
+        "workers": 2,
+        "compile": True,
+        "exact": False,
+        "auto": "parallel 0.1 s a round",
+    }
     write_run(tmp_path / "b", [0.1, 0.2], seed=1, settings=other)
     write_run(tmp_path / "c", [0.1, 0.2], seed=2, settings={"states": {"dtype": "float32"}})
     groups = compare([tmp_path]).groups

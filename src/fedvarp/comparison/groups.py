@@ -26,7 +26,7 @@ XAxis = Literal["rounds", "bytes", "time"]
 # Names of settings, or of the sections that hold them.
 RUNNING: Final = (
     "name", "rounds", "target_accuracy", "commit_every", "device", "threads", "trainer",
-    "states.where", "out",
+    "workers", "compile", "exact", "auto", "states.where", "out",
 )  # fmt: skip
 METHOD: Final = (
     "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
