@@ -95,7 +95,7 @@ def run(algorithm: str, data: FederatedDataset, module: nn.Module, trainer: Any)
         clients_per_round=5,
         algorithm=algorithm,
         seed=7,
-        trainer=trainer,
+        trainer="sequential" if trainer is None else trainer,
         num_train_clients=0,
         progress=False,
     )
