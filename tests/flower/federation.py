@@ -27,7 +27,7 @@ from pathlib import Path
 import tomli_w
 
 MARK = "FEDVARP_TEST_FEDERATION"
-PATIENCE = 240.0  # seconds until a test gives up; generous, since machines may be busy
+PATIENCE = 600.0  # seconds until a test gives up; generous, since machines may be busy
 SOURCES = Path(__file__).parents[2] / "src"
 
 
