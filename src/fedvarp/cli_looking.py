@@ -1,4 +1,4 @@
-"""The commands that look at runs: compare, plot, report."""
+"""The commands that look at runs: compare, plot, report, compact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AllowDifferent = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the program."""
-    for command in (compare, plot, report):
+    for command in (compare, plot, report, compact):
         app.command()(command)
 
 
@@ -105,3 +105,14 @@ def report(
         allow_different=allow_different,
     )
     typer.echo(file)
+
+
+def compact(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="Directory of the copies.")],
+) -> None:
+    """Copies runs without their models, checkpoints and cohorts: small, and enough to compare."""
+    from fedvarp import comparison
+
+    for copy in comparison.compact(runs, out):
+        typer.echo(copy)

@@ -84,11 +84,7 @@ class RecordedRun:
         if self._checkpoint.round is None:
             # The initial model is committed with the first line; more lines had a checkpoint once.
             if self._metrics.num_lines > 1:
-                raise RunError(
-                    f"{self._directory.path} has the metrics of {self._metrics.num_lines - 1} "
-                    f"rounds but no checkpoint to go on from: it was deleted or never copied. "
-                    f"Restore it, or choose another directory."
-                )
+                raise self._directory.without_checkpoint(self._metrics.num_lines - 1)
         elif self._checkpoint.notes["fingerprint"] != self._fingerprint:
             raise RunError(
                 f"The run in {self._directory.path} was made with other data, another model or "

@@ -48,7 +48,7 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
     """The settings of a run, with what it is told anew.
 
     Raises:
-        RunError: There is no run, or what it is told anew would make it another run.
+        RunError: There is no run, it has no checkpoint, or what it is told anew makes it another.
         SettingsError: The settings cannot be used.
     """
     directory = RunDirectory(run)
@@ -60,6 +60,8 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
     settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
     done = rounds_done(directory)
+    if done and not directory.checkpoint_folder.exists():
+        raise directory.without_checkpoint(done)
     if overrides and settings.rounds < done:
         raise SettingsError(
             f"{directory.path} has trained {done} rounds already; rounds={settings.rounds} lies "

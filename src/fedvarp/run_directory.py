@@ -156,6 +156,13 @@ class RunDirectory:
                 f"the settings it was made with, or choose another directory."
             )
 
+    def without_checkpoint(self, rounds: int) -> RunError:
+        """What to raise where rounds were trained and there is nothing to go on from."""
+        return RunError(
+            f"{self.path} has the metrics of {rounds} rounds but no checkpoint to go on from: it "
+            f"was deleted or never copied. Restore it, or choose another directory."
+        )
+
     def metrics(self) -> list[dict[str, Any]]:
         """One record for each round, as in metrics.jsonl."""
         return _read_lines(self.metrics_file)

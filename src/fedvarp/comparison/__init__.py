@@ -5,10 +5,12 @@ groups    runs that differ in the seed alone, and what may differ at all
 targets   the two rules for when a target is reached
 table     the comparison, a row for each group
 formats   the comparison as text, CSV and JSON
+compact   small copies of runs, of which all of this can be made
 looks     each algorithm's name, colour, dash and marker
 units     numbers as people read them
 """
 
+from fedvarp.comparison.compact import compact
 from fedvarp.comparison.formats import as_csv, as_json, as_text
 from fedvarp.comparison.groups import Group, group_runs
 from fedvarp.comparison.runs import Run, read_runs
@@ -22,6 +24,7 @@ __all__ = [
     "as_csv",
     "as_json",
     "as_text",
+    "compact",
     "compare",
     "group_runs",
     "read_runs",

@@ -134,7 +134,7 @@ def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
-        for run in _runs_at(path):
+        for run in runs_at(path):
             found.setdefault(run.resolve(), run)
     if not found:
         raise RunError("No run was named. Name run directories, or a directory that holds some.")
@@ -155,7 +155,12 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _runs_at(path: Path) -> list[Path]:
+def runs_at(path: Path) -> list[Path]:
+    """The run directory that `path` is, or those below it.
+
+    Raises:
+        RunError: It does not exist, or holds no run.
+    """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise RunError(f"{path} {what}. Name run directories, or a directory that holds some.")

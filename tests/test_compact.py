@@ -1,0 +1,90 @@
+"""Small copies of runs say the same as the runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvarp import plots
+from fedvarp.comparison import as_text, compact, compare, read_runs
+from fedvarp.comparison.groups import XAxis
+from fedvarp.config_files import load_settings
+from fedvarp.experiment import build
+from fedvarp.resuming import resume
+from fedvarp.run_directory import RunDirectory, RunError
+from some_runs import digits_runs, write_run
+
+
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_runs(tmp_path_factory.mktemp("runs") / "mine", ["fedavg", "fedvarp"])
+
+
+def test_comparisons_come_out_the_same(real_runs: Path, tmp_path: Path) -> None:
+    copies = compact([real_runs], tmp_path)
+    assert sorted(copies) == sorted(tmp_path / "mine" / run.name for run in real_runs.iterdir())
+    assert as_text(compare([real_runs])) == as_text(compare([tmp_path / "mine"]))
+
+
+@pytest.mark.parametrize("x", ["rounds", "bytes"])
+def test_figures_come_out_the_same(real_runs: Path, tmp_path: Path, x: XAxis) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    (tmp_path / "copies").mkdir()
+    compact(sorted(real_runs.iterdir()), tmp_path / "copies")
+    one = plots.plot([real_runs], tmp_path / "one.svg", x=x)
+    other = plots.plot([tmp_path / "copies"], tmp_path / "other.svg", x=x)
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_what_lies_between_evaluations_is_summed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, None, 0.3], train_loss=[3, 2, 1])
+    (copy,) = compact([run], tmp_path / "copies")
+    first, *later = RunDirectory(copy).metrics()
+    assert first == {"round": 0, "num_clients": 4, "test_accuracy": 0.1, "train_loss": 3}
+    sums = {"bytes_down": 2000, "bytes_up": 1000}
+    assert later == [
+        sums | {"round": 10, "server_bytes": 1010, "test_accuracy": None, "train_loss": 2},
+        sums | {"round": 20, "server_bytes": 1020, "test_accuracy": 0.3, "train_loss": 1},
+    ]
+    assert [line["seconds"] for line in RunDirectory(copy).timings()] == [2, 20, 20]
+    assert not (copy / "checkpoint").exists()
+
+
+def test_rounds_that_were_not_timed_leave_no_times(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2], seconds=None)
+    (copy,) = compact([run], tmp_path / "copies")
+    assert read_runs([copy])[0][0].elapsed is None
+
+
+def test_a_copy_follows_its_run_and_takes_the_place_of_nothing_else(tmp_path: Path) -> None:
+    shorter = write_run(tmp_path / "a" / "run", [0.1, 0.2])
+    longer = write_run(tmp_path / "b" / "run", [0.1, 0.2, 0.3])
+    other = write_run(tmp_path / "c" / "run", [0.1, 0.2], lr=0.5)
+    copies = tmp_path / "copies"
+    (copy,) = compact([shorter], copies)
+    assert compact([longer], copies) == [copy]
+    assert len(RunDirectory(copy).metrics()) == 3
+    before = RunDirectory(copy).metrics_file.read_bytes()
+    with pytest.raises(RunError, match=r"local_sgd\.lr = 0\.1 \(now 0\.5\)"):
+        compact([other], copies)
+    with pytest.raises(RunError, match="would both be copied"):
+        compact([shorter, other], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert RunDirectory(copy).metrics_file.read_bytes() == before
+
+
+def test_a_run_is_never_overwritten(real_runs: Path) -> None:
+    with pytest.raises(RunError, match="holds a run, not a copy of one"):
+        compact([real_runs], real_runs.parent)
+
+
+def test_resuming_a_copy_is_refused_and_leaves_it_alone(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the extra fedvarp[digits] is not installed")
+    settings = load_settings("digits", ["rounds=10"])
+    build(settings).run(tmp_path / "run", progress=False)
+    (copy,) = compact([tmp_path / "run"], tmp_path / "copies")
+    before = {file.name: file.read_bytes() for file in copy.iterdir()}
+    with pytest.raises(RunError, match="metrics of 10 rounds but no checkpoint to go on from"):
+        resume(copy, ["rounds=20"], progress=False)
+    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
