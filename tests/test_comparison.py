@@ -93,6 +93,38 @@ def test_the_quickest_fedavg_is_the_baseline(tmp_path: Path) -> None:
     assert not mine.first_speed_up.is_lower_bound
 
 
+def test_the_baseline_is_of_the_same_task(tmp_path: Path) -> None:
+    five, ten = ({"clients_per_round": M} for M in (5, 10))
+    write_run(tmp_path / "a5", [0.1, 0.1, 0.1, 0.5], algorithm="fedavg", settings=five)
+    write_run(tmp_path / "a10", [0.1, 0.5, 0.5, 0.5], algorithm="fedavg", settings=ten)
+    write_run(tmp_path / "v5", [0.1, 0.1, 0.5, 0.5], settings=five)
+    write_run(tmp_path / "v10", [0.1, 0.5, 0.5, 0.5], settings=ten)
+    write_run(tmp_path / "alone", [0.1, 0.5, 0.5, 0.5], settings={"clients_per_round": 20})
+    rows = compare([tmp_path], target=0.5, allow_different=True).rows
+    factors = {
+        (row.group.algorithm, row.group.settings["clients_per_round"]): row.first_speed_up
+        and row.first_speed_up.factor
+        for row in rows
+    }
+    assert factors == {
+        ("fedavg", 5): 1,
+        ("fedavg", 10): 1,
+        ("fedvarp", 5): 30 / 20,
+        ("fedvarp", 10): 1,
+        ("fedvarp", 20): None,
+    }
+
+
+def test_the_accuracy_of_the_last_evaluations(two_algorithms: Path, tmp_path: Path) -> None:
+    fedavg, fedvarp = compare([two_algorithms], target=0.5, smooth=3).rows
+    assert fedavg.late_accuracy is not None
+    assert fedvarp.late_accuracy is not None
+    assert fedavg.late_accuracy.per_seed == pytest.approx((0.6, 0.4))
+    assert fedvarp.late_accuracy.per_seed == pytest.approx((1.9 / 3, 0.8))
+    (row,) = compare([write_run(tmp_path / "short", [0.1, 0.2])], smooth=3).rows
+    assert row.late_accuracy is None
+
+
 def test_a_target_that_is_never_reached(two_algorithms: Path) -> None:
     comparison = compare([two_algorithms], target=0.99)
     assert all(row.first is not None and row.first.count == 0 for row in comparison.rows)
@@ -384,8 +416,25 @@ def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
     found = [" ".join(line.split()) for line in lines]
     assert "FedAvg 40 1.00× only 1 of 2 seeds – 12 kB" in found
     assert "FedVARP 20 2.00× 25 > 1.80× 6 kB" in found
-    assert "FedVARP 80.0 ± 0.0 % 85.0 ± 7.1 %" in found
+    assert "FedVARP 80.0 ± 0.0 % 80.0 ± 7.1 % 85.0 ± 7.1 %" in found
+    seed_by_seed = found[found.index("Seed by seed") :]
+    assert "FedAvg 0, 1 30, 50 40, – 70.0, 50.0 65.0, 45.0" in seed_by_seed
+    assert "FedVARP 0, 1 20, 20 20, 30 80.0, 80.0 75.0, 85.0" in seed_by_seed
     assert "FedVARP 0.1 2 50 15 kB 1.05 kB 1 min 42 s" in found
+
+
+def test_a_single_seed_needs_no_table_of_seeds(tmp_path: Path) -> None:
+    write_run(tmp_path / "only", [0.1, 0.2])
+    assert "Seed by seed" not in as_text(compare([tmp_path]))
+
+
+def test_runs_without_an_accuracy_have_a_table_of_seeds_too(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), train_loss=[3.0, 2.0, 1.0], seed=seed)
+    found = as_text(compare([tmp_path], target_loss=2.0, smooth=2))
+    table = found[found.index("Seed by seed") :]
+    assert "10, 10" in table
+    assert "accuracy" not in table
 
 
 def test_every_algorithm_looks_different() -> None:

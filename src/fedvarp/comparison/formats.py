@@ -20,7 +20,9 @@ from fedvarp.comparison.targets import Reached, SpeedUp
 from fedvarp.comparison.units import in_bytes, in_digits, in_percent, in_seconds
 
 _NOTHING: Final = "–"
-_SPREADS: Final = ("final_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds")
+_SPREADS: Final = (
+    "final_accuracy", "late_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Grid:
 
 
 def grids(comparison: Comparison) -> list[Grid]:
-    """The comparison as tables: the way to the target, the end, the cost."""
-    tables = [_end_grid(comparison), _cost_grid(comparison)]
-    return tables if comparison.target is None else [_target_grid(comparison), *tables]
+    """The comparison as tables: the way to the target, the end, each seed, the cost."""
+    tables = [] if comparison.target is None else [_target_grid(comparison)]
+    tables.append(_end_grid(comparison))
+    if any(len(row.group.runs) > 1 for row in comparison.rows):
+        tables.append(_seeds_grid(comparison))
+    return [*tables, _cost_grid(comparison)]
 
 
 def explanations(comparison: Comparison) -> list[str]:
@@ -52,8 +57,8 @@ def explanations(comparison: Comparison) -> list[str]:
             "Rounds to the target: “first” counts to the first evaluation that meets it, “mean of "
             f"{comparison.smooth}” to the first at which the mean of the last {comparison.smooth} "
             "evaluations does; means over seeds. Bytes: up and down, all clients together, by the "
-            "first rule. Speed-up: rounds of the quickest FedAvg over rounds; > where FedAvg never "
-            "got there in some seed."
+            "first rule. Speed-up: rounds of the quickest FedAvg on the same task over rounds; > "
+            "where FedAvg never got there in some seed."
         )
     if any(len(row.group.runs) > 1 for row in comparison.rows):
         about.append("± is the sample standard deviation over seeds.")
@@ -149,6 +154,7 @@ def _target_grid(comparison: Comparison) -> Grid:
 def _end_grid(comparison: Comparison) -> Grid:
     columns: dict[str, Callable[[Row], str]] = {
         "final accuracy": lambda row: _percent(row.final_accuracy),
+        f"accuracy, mean of last {comparison.smooth}": lambda row: _percent(row.late_accuracy),
         "best accuracy": lambda row: _percent(row.best_accuracy),
         "training loss": lambda row: _digits(row.train_loss),
         "test loss": lambda row: _digits(row.test_loss),
@@ -159,6 +165,24 @@ def _end_grid(comparison: Comparison) -> Grid:
         if any(cell(row) != _NOTHING for row in comparison.rows)
     }
     return _grid("At the end", comparison.rows, measured)
+
+
+def _seeds_grid(comparison: Comparison) -> Grid:
+    columns: dict[str, Callable[[Row], str]] = {
+        "seeds": lambda row: ", ".join(str(run.seed) for run in row.group.runs),
+    }
+    if comparison.target is not None:
+        columns |= {
+            "rounds, first": lambda row: _each_round(row.first),
+            f"rounds, mean of {comparison.smooth}": lambda row: _each_round(row.smoothed),
+        }
+    if any(row.final_accuracy is not None for row in comparison.rows):
+        late = f"accuracy (%), mean of last {comparison.smooth}"
+        columns |= {
+            "final accuracy (%)": lambda row: _each_percent(row.final_accuracy),
+            late: lambda row: _each_percent(row.late_accuracy),
+        }
+    return _grid("Seed by seed", comparison.rows, columns)
 
 
 def _cost_grid(comparison: Comparison) -> Grid:
@@ -199,6 +223,18 @@ def _reached(reached: Reached | None) -> str:
     if reached.count == 0:
         return "not reached"
     return f"only {reached.count} of {len(reached.rounds)} seeds"
+
+
+def _each_round(reached: Reached | None) -> str:
+    if reached is None:
+        return _NOTHING
+    return ", ".join(_NOTHING if round is None else str(round) for round in reached.rounds)
+
+
+def _each_percent(spread: Spread | None) -> str:
+    if spread is None:
+        return _NOTHING
+    return ", ".join(f"{100 * value:.1f}" for value in spread.per_seed)
 
 
 def _times(speed_up: SpeedUp | None) -> str:

@@ -64,6 +64,11 @@ class Group:
         return self.settings.get("local_sgd.lr", self.settings.get("client_lr"))
 
     @property
+    def task(self) -> dict[str, Any]:
+        """What is trained on what, whatever the method: its settings that METHOD does not name."""
+        return {name: v for name, v in self.settings.items() if not _belongs(name, METHOD)}
+
+    @property
     def rounds(self) -> NDArray[np.int64]:
         """(E,) rounds at which all seeds were evaluated: the curve ends with the shortest run."""
         common = set(self.runs[0].rounds.tolist())

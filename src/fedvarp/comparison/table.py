@@ -46,6 +46,8 @@ class Row:
         first_speed_up: Over FedAvg, by the first rule; None without one to compare with.
         smoothed_speed_up: By the second.
         final_accuracy: On the test set.
+        late_accuracy: The mean of the last evaluations, as many as the second rule takes: the final
+            one is a matter of luck where accuracies swing from round to round.
         best_accuracy: The highest of any evaluation.
         train_loss: At the end.
         test_loss: At the end.
@@ -61,6 +63,7 @@ class Row:
     first_speed_up: SpeedUp | None
     smoothed_speed_up: SpeedUp | None
     final_accuracy: Spread | None
+    late_accuracy: Spread | None
     best_accuracy: Spread | None
     train_loss: Spread | None
     test_loss: Spread | None
@@ -121,7 +124,14 @@ def compare(
     first = [when_reached(group.runs, aim) if aim else None for group in groups]
     smoothed = [when_reached(group.runs, aim, smooth) if aim else None for group in groups]
     rows = [
-        _row(group, one, two, _speed_up(groups, first, one), _speed_up(groups, smoothed, two))
+        _row(
+            group,
+            smooth,
+            one,
+            two,
+            _speed_up(_baselines(groups, first, group), one),
+            _speed_up(_baselines(groups, smoothed, group), two),
+        )
         for group, one, two in zip(groups, first, smoothed, strict=True)
     ]
     return Comparison(rows, aim, smooth, notes + _caveats(groups, smooth if aim else 1))
@@ -151,14 +161,18 @@ def _target(
     raise RunError("These runs share no loss that a target could be set for.")
 
 
-def _speed_up(
-    groups: Sequence[Group], reached: Sequence[Reached | None], mine: Reached | None
-) -> SpeedUp | None:
-    """Over the quickest FedAvg, so that a badly tuned one makes nobody look good."""
-    baselines = [
+def _baselines(
+    groups: Sequence[Group], reached: Sequence[Reached | None], mine: Group
+) -> list[Reached]:
+    """When FedAvg got there, with each of its rates, on the same task."""
+    return [
         one for group, one in zip(groups, reached, strict=True)
-        if group.algorithm == BASELINE and one is not None
+        if group.algorithm == BASELINE and one is not None and group.task == mine.task
     ]  # fmt: skip
+
+
+def _speed_up(baselines: Sequence[Reached], mine: Reached | None) -> SpeedUp | None:
+    """Over the quickest FedAvg, so that a badly tuned one makes nobody look good."""
     if not baselines or mine is None:
         return None
     # One that got there in every seed goes before one that did not, however short that one was.
@@ -168,6 +182,7 @@ def _speed_up(
 
 def _row(
     group: Group,
+    smooth: int,
     first: Reached | None,
     smoothed: Reached | None,
     first_speed_up: SpeedUp | None,
@@ -189,6 +204,7 @@ def _row(
         first_speed_up=first_speed_up,
         smoothed_speed_up=smoothed_speed_up,
         final_accuracy=_last(group, "test_accuracy"),
+        late_accuracy=_last(group, "test_accuracy", smooth),
         best_accuracy=_best(group, "test_accuracy"),
         train_loss=_last(group, "train_loss"),
         test_loss=_last(group, "test_loss"),
@@ -198,8 +214,10 @@ def _row(
     )
 
 
-def _last(group: Group, metric: str) -> Spread | None:
-    return _spread(group.values(metric)[:, -1]) if group.records(metric) else None
+def _last(group: Group, metric: str, smooth: int = 1) -> Spread | None:
+    if not group.records(metric) or len(group.rounds) < smooth:
+        return None
+    return _spread(group.values(metric, smooth)[:, -1])
 
 
 def _best(group: Group, metric: str) -> Spread | None:
