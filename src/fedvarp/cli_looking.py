@@ -72,11 +72,33 @@ def plot(
     log_loss: Annotated[
         bool, typer.Option("--log-loss", help="Draws losses on a logarithmic axis.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="Draws how runs ended against a setting, such as local_sgd.epochs.",
+        ),
+    ] = None,
     allow_different: AllowDifferent = False,
 ) -> None:
     """Draws training loss and test accuracy: the mean over seeds, and a band from low to high."""
     from fedvarp import plots
 
+    if against is not None:
+        if x != "rounds":
+            raise typer.BadParameter("either --x or --against: a figure has one horizontal axis")
+        from fedvarp.plots_against import plot_against
+
+        drawn = plot_against(
+            runs,
+            against,
+            out,
+            smooth=smooth,
+            log_loss=log_loss,
+            allow_different=allow_different,
+        )
+        typer.echo(drawn)
+        return
     file = plots.plot(
         runs, out, x=x, smooth=smooth, log_loss=log_loss, allow_different=allow_different
     )

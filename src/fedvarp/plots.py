@@ -34,14 +34,14 @@ Y_LABELS: Final = {
     "test_loss": "Test loss",
 }
 
-_DASHES: Final[dict[Dash, Any]] = {
+DASHES: Final[dict[Dash, Any]] = {
     "solid": "-",
     "dash": (0, (5, 1.6)),
     "dot": (0, (1.2, 1.2)),
     "dashdot": (0, (5, 1.5, 1.2, 1.5)),
     "longdash": (0, (7, 2.2)),
 }
-_MARKERS: Final[dict[Marker, str]] = {
+MARKERS: Final[dict[Marker, str]] = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
     "x": "X", "star": "*",
 }  # fmt: skip
@@ -123,7 +123,7 @@ def figure(
 
     Without an accuracy the second shows the test loss; what no run measured has no panel.
     """
-    _need_matplotlib()
+    need_matplotlib()
     from matplotlib.figure import Figure
 
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
@@ -139,8 +139,8 @@ def figure(
             axes.set_ylabel(Y_LABELS[metric])
             axes.set_xlim(left=0)
             if log_loss and metric != "test_accuracy":
-                _logarithmic(axes)
-        _legend(drawn)
+                logarithmic(axes)
+        legend(drawn)
         drawn.supxlabel(_caption(groups, smooth), fontsize=6.5, color="#555555")
     return drawn
 
@@ -152,7 +152,8 @@ def our_style() -> AbstractContextManager[None]:
     return mpl.rc_context(dict(mpl.rcParamsDefault) | _STYLE)
 
 
-def _logarithmic(axes: Axes) -> None:
+def logarithmic(axes: Axes) -> None:
+    """Losses at 1, 2, 5, 10, …, written out."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -176,8 +177,8 @@ def _draw(
         at / size,
         per_seed.mean(axis=0),
         color=look.colour,
-        linestyle=_DASHES[look.dash],
-        marker=_MARKERS[look.marker],
+        linestyle=DASHES[look.dash],
+        marker=MARKERS[look.marker],
         # Each curve starts at another evaluation, so that markers do not cover each other.
         markevery=(int(offset * between), between),
         markeredgecolor="white",
@@ -186,7 +187,7 @@ def _draw(
     )
 
 
-def _legend(drawn: Figure) -> None:
+def legend(drawn: Figure) -> None:
     """Above the panels, in reading order, in as few rows as fit."""
     by_label: dict[str, Artist] = {}
     for axes in drawn.axes:
@@ -236,17 +237,24 @@ def _x_unit(groups: Sequence[Group], x: XAxis) -> tuple[float, str]:
 
 
 def _caption(groups: Sequence[Group], smooth: int) -> str:
-    counts = sorted({len(group.runs) for group in groups})
     parts = []
-    if counts[-1] > 1:
-        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if seeds := several_seeds(groups):
         parts.append(f"Lines: mean over {seeds} seeds; bands: lowest to highest seed")
     if smooth > 1:
         parts.append(f"Running mean over {smooth} evaluations")
     return ". ".join(parts)
 
 
-def _need_matplotlib() -> None:
+def several_seeds(groups: Sequence[Group]) -> str | None:
+    """How many seeds the groups have, as "3" or "1 to 3"; None: one each."""
+    fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
+    if most == 1:
+        return None
+    return str(most) if fewest == most else f"{fewest} to {most}"
+
+
+def need_matplotlib() -> None:
+    """Raises ImportError, with the way out, where matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

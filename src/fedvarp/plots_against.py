@@ -1,0 +1,208 @@
+"""A figure for ablations: how good runs are in the end, against a setting in which they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fedvarp import plots
+from fedvarp.comparison.groups import Group, group_runs, refuse_different_tasks
+from fedvarp.comparison.looks import Look
+from fedvarp.comparison.runs import METRICS, AnyPath, Floats, Run, read_runs
+from fedvarp.run_directory import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LOGARITHMIC_FROM: Final = 10.0  # largest value over smallest
+_LONGEST_LIST: Final = 8  # of settings, in an error message
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Groups that differ in the one setting alone.
+
+    Attributes:
+        label: What to call it.
+        look: How to draw it.
+        at: The group at each value of the setting; None: those that do not have it.
+    """
+
+    label: str
+    look: Look
+    at: dict[Any, Group]
+
+
+def plot_against(
+    paths: Iterable[AnyPath],
+    setting: str,
+    out: str | os.PathLike[str],
+    *,
+    smooth: int = 1,
+    log_loss: bool = False,
+    allow_different: bool = False,
+) -> Path:
+    """Draws the last evaluations of the runs against a setting, and returns the file.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+        setting: Its dotted name, such as "local_sgd.epochs". Runs that do not have it are drawn as
+            a line across the figure.
+        out: The file; its ending says PNG, SVG or PDF.
+        smooth: Evaluations at the end of each run to take the mean of.
+        log_loss: Draws losses on a logarithmic axis.
+        allow_different: Takes runs that differ in their task beyond that setting.
+
+    Raises:
+        RunError: There is nothing to draw, no run has the setting, or the runs differ in more.
+    """
+    plots.refuse_format(Path(out))
+    lines = read_lines(paths, setting, allow_different)
+    return plots.save(figure(lines, setting, smooth=smooth, log_loss=log_loss), Path(out))
+
+
+def read_lines(paths: Iterable[AnyPath], setting: str, allow_different: bool) -> list[Line]:
+    """The runs, one line for all that differ in the setting and the seed alone."""
+    runs, _ = read_runs(paths)
+    if len({run.settings.get(setting) for run in runs}) < 2:
+        raise RunError(_nothing_to_compare(runs, setting))
+    bare = [_without(run, setting) for run in runs]
+    if not allow_different:
+        refuse_different_tasks(bare)
+    by_value: dict[Any, list[Run]] = defaultdict(list)
+    for run, without in zip(runs, bare, strict=True):
+        by_value[run.settings.get(setting)].append(without)
+    return _lines(by_value)
+
+
+def figure(
+    lines: Sequence[Line], setting: str, *, smooth: int = 1, log_loss: bool = False
+) -> Figure:
+    """A panel for the training loss and one for the test accuracy, or what else was measured."""
+    plots.need_matplotlib()
+    from matplotlib.figure import Figure
+
+    groups = [group for line in lines for group in line.at.values()]
+    measured = [name for name in METRICS if all(group.records(name) for group in groups)][:2]
+    places = _places({value for line in lines for value in line.at if value is not None})
+    with plots.our_style():
+        drawn = Figure(figsize=(3.4 * len(measured) + 0.2, 3.1), layout="constrained")
+        for column, metric in enumerate(measured):
+            axes = drawn.add_subplot(1, len(measured), column + 1)
+            for line in lines:
+                _draw(axes, line, metric, places, smooth)
+            _label_values(axes, places)
+            axes.set_xlabel(setting)
+            axes.set_ylabel(plots.Y_LABELS[metric])
+            if log_loss and metric != "test_accuracy":
+                plots.logarithmic(axes)
+        plots.legend(drawn)
+        drawn.supxlabel(_caption(groups, smooth), fontsize=6.5, color="#555555")
+    return drawn
+
+
+def _lines(by_value: dict[Any, list[Run]]) -> list[Line]:
+    found: dict[tuple[str, ...], Line] = {}
+    for value, runs in by_value.items():
+        for group in group_runs(runs):
+            key = tuple(sorted(f"{name}={v!r}" for name, v in group.settings.items()))
+            line = found.setdefault(key, Line(group.label, group.look, {}))
+            line.at[value] = group
+    return list(found.values())
+
+
+def _draw(axes: Axes, line: Line, metric: str, places: dict[Any, float], smooth: int) -> None:
+    size = 100 if metric == "test_accuracy" else 1
+    style = {"color": line.look.colour, "linestyle": plots.DASHES[line.look.dash]}
+    label: str | None = line.label
+    if None in line.at:
+        axes.axhline(_ends(line.at[None], metric, smooth).mean() * size, label=label, **style)
+        label = None
+    known = sorted((places[value], group) for value, group in line.at.items() if value is not None)
+    if not known:
+        return
+    ends = [_ends(group, metric, smooth) * size for _, group in known]
+    means = [end.mean() for end in ends]
+    axes.errorbar(
+        [place for place, _ in known],
+        means,
+        yerr=[
+            [mean - end.min() for mean, end in zip(means, ends, strict=True)],
+            [end.max() - mean for mean, end in zip(means, ends, strict=True)],
+        ],
+        elinewidth=0.8,
+        capsize=2,
+        marker=plots.MARKERS[line.look.marker],
+        markeredgecolor="white",
+        markeredgewidth=0.5,
+        label=label,
+        **style,
+    )
+
+
+def _ends(group: Group, metric: str, smooth: int) -> Floats:
+    """(seeds,) the mean of the last evaluations of each run."""
+    ends: Floats = group.values(metric)[:, -smooth:].mean(axis=1)
+    return ends
+
+
+def _places(values: Iterable[Any]) -> dict[Any, float]:
+    """Where each value stands: numbers and names with a number (auto:8) by it, others in a row."""
+    numbers = {value: _number(value) for value in values}
+    known = {value: number for value, number in numbers.items() if number is not None}
+    if len(known) == len(numbers) == len(set(known.values())):
+        return dict(sorted(known.items(), key=lambda item: item[1]))
+    return {value: float(place) for place, value in enumerate(sorted(map(str, numbers)))}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    of_name = re.fullmatch(r"[A-Za-z_]+:(\d+)(?::\w+)?", str(value))
+    return float(of_name[1]) if of_name else None
+
+
+def _label_values(axes: Axes, places: dict[Any, float]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    if min(places.values()) > 0 and (
+        max(places.values()) >= _LOGARITHMIC_FROM * min(places.values())
+    ):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(list(places.values()), [_text(value) for value in places])
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _caption(groups: Sequence[Group], smooth: int) -> str:
+    ends = f"the last {smooth} evaluations" if smooth > 1 else "the last evaluation"
+    rounds = sorted({int(group.rounds[-1]) for group in groups})
+    after = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    caption = f"After {after} rounds: {ends} of each run"
+    if seeds := plots.several_seeds(groups):
+        caption += f". Mean over {seeds} seeds; bars: lowest to highest seed"
+    return caption
+
+
+def _without(run: Run, setting: str) -> Run:
+    kept = {name: value for name, value in run.settings.items() if name != setting}
+    return dataclasses.replace(run, settings=kept)
+
+
+def _nothing_to_compare(runs: Sequence[Run], setting: str) -> str:
+    names = {name for run in runs for name in run.settings}
+    differing = sorted(n for n in names if len({repr(r.settings.get(n)) for r in runs}) > 1)
+    listed = ", ".join(differing[:_LONGEST_LIST]) or "nothing"
+    if setting in names:
+        return f"All these runs have the same {setting}. They differ in {listed}."
+    return f"No run has a setting {setting}; in config.toml they differ in {listed}."

@@ -1,0 +1,123 @@
+"""How runs ended, against a setting in which they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedvarp import plots_against
+from fedvarp.run_directory import RunError
+from some_runs import write_run
+
+pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+
+
+def panel(runs: Path, setting: str, **options: Any) -> Any:
+    """The only panel of the figure."""
+    lines = plots_against.read_lines([runs], setting, allow_different=False)
+    (axes,) = plots_against.figure(lines, setting, **options).axes
+    return axes
+
+
+def heights(line: Any) -> NDArray[np.float64]:
+    return np.asarray(line.get_ydata(), dtype=np.float64)
+
+
+@pytest.fixture
+def ablation(tmp_path: Path) -> Path:
+    """FedVARP ends at 40 + M % and FedAvg at 20 + M %, one % more or less by the seed."""
+    for base, algorithm in ((0.4, "fedvarp"), (0.2, "fedavg")):
+        for M in (1, 5, 20):
+            for seed in (0, 1):
+                end = base + M / 100 + (0.01 if seed else -0.01)
+                write_run(
+                    tmp_path / f"runs/{algorithm}-{M}-{seed}",
+                    [0.1, 0.1, end - 0.1, end + 0.1],
+                    algorithm=algorithm,
+                    seed=seed,
+                    settings={"clients_per_round": M},
+                )
+    return tmp_path / "runs"
+
+
+def test_means_and_bars(ablation: Path) -> None:
+    axes = panel(ablation, "clients_per_round", smooth=2)
+    curves = {bars.get_label(): bars for bars in axes.containers}
+    assert list(curves) == ["FedAvg", "FedVARP"]
+    for label, base in (("FedAvg", 20), ("FedVARP", 40)):
+        line, _, (bars,) = curves[label]
+        assert line.get_xdata().tolist() == [1, 5, 20]
+        np.testing.assert_allclose(heights(line), [base + M for M in (1, 5, 20)])
+        for segment, M in zip(bars.get_segments(), (1, 5, 20), strict=True):
+            np.testing.assert_allclose(segment[:, 1], [base + M - 1, base + M + 1])
+    assert axes.get_xscale() == "log"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "5", "20"]
+    assert axes.get_xlabel() == "clients_per_round"
+
+
+def test_the_same_runs_give_the_same_file(ablation: Path, tmp_path: Path) -> None:
+    one, other = (
+        plots_against.plot_against([ablation], "clients_per_round", tmp_path / name)
+        for name in ("one.svg", "other.svg")
+    )
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
+    tmp_path: Path,
+) -> None:
+    for K, end in ((2, 0.3), (10, 0.4), (1, 0.2)):
+        write_run(
+            tmp_path / f"runs/{K}",
+            [0.1, end],
+            algorithm="cluster_fedvarp",
+            settings={"clusters": f"auto:{K}"},
+        )
+    write_run(tmp_path / "runs/all", [0.1, 0.5], algorithm="fedvarp")
+    axes = panel(tmp_path / "runs", "clusters")
+    (bars,) = axes.containers
+    assert bars[0].get_xdata().tolist() == [1, 2, 10]
+    np.testing.assert_allclose(heights(bars[0]), [20, 30, 40])
+    (across,) = [line for line in axes.lines if line.get_label() == "FedVARP"]
+    assert heights(across).tolist() == [50, 50]
+
+
+def test_names_without_a_number_stand_in_a_row(
+    tmp_path: Path,
+) -> None:
+    for dtype in ("int8", "float32", "bfloat16"):
+        write_run(tmp_path / f"runs/{dtype}", [0.1, 0.2], settings={"states": {"dtype": dtype}})
+    axes = panel(tmp_path / "runs", "states.dtype")
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["bfloat16", "float32", "int8"]
+    assert axes.get_xscale() == "linear"
+
+
+def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:
+    write_run(
+        ablation / "odd",
+        [0.1, 0.2, 0.3, 0.4],
+        seed=3,
+        settings={"clients_per_round": 5, "data": {"alpha": 0.1}},
+    )
+    words = [ablation], "clients_per_round", tmp_path / "f.png"
+    with pytest.raises(RunError, match=r"data\.alpha"):
+        plots_against.plot_against(*words)
+    plots_against.plot_against(*words, allow_different=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epochs", "No run has a setting epochs; in config.toml they differ in algorithm, clients"),
+        ("local_sgd.lr", r"All these runs have the same local_sgd\.lr"),
+    ],
+)
+def test_a_setting_that_tells_nothing(
+    ablation: Path, tmp_path: Path, setting: str, message: str
+) -> None:
+    with pytest.raises(RunError, match=message):
+        plots_against.plot_against([ablation], setting, tmp_path / "f.png")
