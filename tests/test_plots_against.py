@@ -96,6 +96,23 @@ def test_names_without_a_number_stand_in_a_row(
     assert axes.get_xscale() == "linear"
 
 
+def test_the_setting_may_change_the_loss_at_the_start(tmp_path: Path) -> None:
+    for alpha, start in ((0.1, 2.5), (1.0, 2.0)):
+        for algorithm in ("fedavg", "fedvarp"):
+            write_run(
+                tmp_path / f"runs/{alpha}-{algorithm}",
+                train_loss=[start, 1.0],
+                algorithm=algorithm,
+                settings={"data": {"alpha": alpha}},
+            )
+    panel(tmp_path / "runs", "data.alpha")
+    other_model = write_run(
+        tmp_path / "runs/odd", train_loss=[9.0, 1.0], lr=0.3, settings={"data": {"alpha": 1.0}}
+    )
+    with pytest.raises(RunError, match="initial model"):
+        panel(other_model.parent, "data.alpha")
+
+
 def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:
     write_run(
         ablation / "odd",

@@ -74,11 +74,14 @@ def read_lines(paths: Iterable[AnyPath], setting: str, allow_different: bool) ->
     if len({run.settings.get(setting) for run in runs}) < 2:
         raise RunError(_nothing_to_compare(runs, setting))
     bare = [_without(run, setting) for run in runs]
-    if not allow_different:
-        refuse_different_tasks(bare)
     by_value: dict[Any, list[Run]] = defaultdict(list)
     for run, without in zip(runs, bare, strict=True):
         by_value[run.settings.get(setting)].append(without)
+    if not allow_different:
+        # Another split of the data has another loss from the start.
+        refuse_different_tasks(bare, same_start=False)
+        for same in by_value.values():
+            refuse_different_tasks(same)
     return _lines(by_value)
 
 

@@ -148,8 +148,14 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def task_differences(runs: Sequence[Run]) -> list[str]:
-    """In what the tasks of these runs differ, each with the runs concerned; empty: in nothing."""
+def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
+    """In what the tasks of these runs differ, each with the runs concerned; empty: in nothing.
+
+    Args:
+        runs: To compare.
+        same_start: Whether runs with one seed should have begun with one loss: the settings of a
+            run made in Python may not tell two models apart.
+    """
     follow_seed = _seed_settings(runs)
     settings = [_without_running(run.settings, follow_seed) for run in runs]
     differences = []
@@ -160,12 +166,12 @@ def task_differences(runs: Sequence[Run]) -> list[str]:
         for run, mine in zip(runs, settings, strict=True):
             values[str(mine.get(name, "not set"))].append(run)
         differences.append(f"{name}: {_who_has_what(values)}")
-    return differences or _different_starts(runs)
+    return differences or (_different_starts(runs) if same_start else [])
 
 
-def refuse_different_tasks(runs: Sequence[Run]) -> None:
+def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None:
     """Raises RunError, with each difference, unless the runs are of one task."""
-    if differences := task_differences(runs):
+    if differences := task_differences(runs, same_start):
         # What both sides set says most; a run made in Python and one of a config share few names.
         differences.sort(key=lambda difference: "not set (" in difference)
         more = len(differences) - _MOST_DIFFERENCES
