@@ -192,6 +192,7 @@ def test_every_setting_survives_the_trip_through_toml(tmp_path: Path) -> None:
     rich = [
         "target_accuracy=0.5",
         "num_train_clients=3",
+        "num_test_examples=4",
         "server_momentum=0.9",
         "client_weights=examples",
         "local_sgd.clip_norm=10",
@@ -313,6 +314,7 @@ def test_every_setting_reaches_the_simulation() -> None:
     """Against the call that somebody would write by hand, bit by bit."""
     run = built(
         *("seed=1", "rounds=5", "evaluate_every=2", "num_train_clients=7", "algorithm=mifa"),
+        "num_test_examples=31",
         *("states.dtype=int8", "server_lr=0.5", "data.partition=iid", "data.num_clients=90"),
         *("client_weights=examples", "sampling.dropout=0.3", "target_accuracy=0.99"),
     ).run()
@@ -332,6 +334,7 @@ def test_every_setting_reaches_the_simulation() -> None:
         dtype="int8",
         evaluate_every=2,
         num_train_clients=7,
+        num_test_examples=31,
         target_accuracy=0.99,
     )
     assert torch.equal(run.server.w, by_hand.server.w)

@@ -142,6 +142,20 @@ def test_the_training_loss_can_be_that_of_some_clients(some_digits: FederatedDat
     assert "train_loss" not in short_run(some_digits, num_train_clients=0).metrics[3]
 
 
+def test_the_test_set_can_be_looked_at_in_part(some_digits: FederatedDataset) -> None:
+    some, whole = short_run(some_digits, num_test_examples=50), short_run(some_digits)
+    assert some.final("test_accuracy") * 50 == pytest.approx(
+        round(some.final("test_accuracy") * 50)
+    )
+    assert some.final("test_loss") != whole.final("test_loss")
+    assert some.final("train_loss") == whole.final("train_loss")
+    assert bits(short_run(some_digits, num_test_examples=50)) == bits(some)
+    assert bits(short_run(some_digits, num_test_examples=10**6)) == bits(whole)
+    assert "test_loss" not in short_run(some_digits, num_test_examples=0).metrics[3]
+    with pytest.raises(ValueError, match="target_accuracy needs"):
+        short_run(some_digits, num_test_examples=0, target_accuracy=0.5)
+
+
 def test_a_run_stops_at_its_target(some_digits: FederatedDataset) -> None:
     result = short_run(some_digits, rounds=200, target_accuracy=0.5)
     assert result.stopped == "target"

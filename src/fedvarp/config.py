@@ -97,6 +97,8 @@ class Settings(Section):
     """Rounds between evaluations."""
     num_train_clients: Annotated[int, Field(ge=0)] | None = None
     """Clients that the training loss is averaged over; all unless given."""
+    num_test_examples: Annotated[int, Field(ge=0)] | None = None
+    """Examples of the test set that are looked at; all unless given."""
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stops at the first evaluation that reaches it."""
     commit_every: Count = 1

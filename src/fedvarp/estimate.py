@@ -174,6 +174,8 @@ def _evaluation_seconds(experiment: Experiment) -> float:
             experiment.model.eval()(x).sum().item()
 
     test = 0 if dataset.test is None else len(dataset.test[0])
+    if settings.num_test_examples is not None:
+        test = min(test, settings.num_test_examples)
     train = 0.0 if dataset.num_examples is None else float(dataset.num_examples.sum())
     if settings.num_train_clients is not None:
         train *= min(1.0, settings.num_train_clients / dataset.num_clients)

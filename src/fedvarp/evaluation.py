@@ -32,6 +32,8 @@ class Evaluator:
         client_weights: (N,) p_i up to a common factor; None for 1/N each, the paper's equation 1.
         num_train_clients: How many clients, drawn once by the seed, the training loss is averaged
             over; None: all of them, as in the paper's figures; 0: no training loss.
+        num_test_examples: How many examples of the test set, drawn once by the seed, are looked at;
+            None: all of them; 0: none.
         seed: The run's seed.
         batch_size: Examples at a time; any size gives the same figures but for rounding.
     """
@@ -41,6 +43,7 @@ class Evaluator:
     loss: Loss
     client_weights: Tensor | None = None
     num_train_clients: int | None = None
+    num_test_examples: int | None = None
     seed: int = 0
     batch_size: int = 1000
 
@@ -94,7 +97,18 @@ class Evaluator:
 
     @property
     def _num_test_parts(self) -> int:
-        return 0 if self.dataset.test is None else -(-len(self.dataset.test[0]) // self.batch_size)
+        return 0 if self._test is None else -(-len(self._test[0]) // self.batch_size)
+
+    @cached_property
+    def _test(self) -> Examples | None:
+        some = self.num_test_examples
+        if self.dataset.test is None or some == 0:
+            return None
+        x, y = self.dataset.test
+        if some is None or some >= len(x):
+            return x, y
+        chosen = random_subset(len(x), some, stream(self.seed, "evaluated examples"))
+        return x[chosen], y[chosen]
 
     @cached_property
     def _train_clients(self) -> Tensor:
@@ -106,8 +120,8 @@ class Evaluator:
     def _examples(self, part: int) -> Examples:
         if part >= self._num_test_parts:
             return self.dataset.client(int(self._train_clients[part - self._num_test_parts]))
-        assert self.dataset.test is not None
-        x, y = self.dataset.test
+        assert self._test is not None
+        x, y = self._test
         batch = slice(part * self.batch_size, (part + 1) * self.batch_size)
         return x[batch], y[batch]
 

@@ -87,6 +87,7 @@ class Experiment:
             exact=settings.exact,
             evaluate_every=settings.evaluate_every,
             num_train_clients=settings.num_train_clients,
+            num_test_examples=settings.num_test_examples,
             target_accuracy=settings.target_accuracy,
             callbacks=callbacks,
             out=out,

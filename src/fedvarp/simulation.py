@@ -59,6 +59,7 @@ def simulate(
     exact: bool = True,
     evaluate_every: int = 10,
     num_train_clients: int | None = None,
+    num_test_examples: int | None = None,
     target_accuracy: float | None = None,
     callbacks: Sequence[Callback] = (),
     out: str | os.PathLike[str] | None = None,
@@ -101,6 +102,7 @@ def simulate(
         exact: Whether "auto" keeps to trainers that give the plain loop's figures bit for bit.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         num_train_clients: Clients that the training loss is averaged over; None: all; 0: none.
+        num_test_examples: Examples of the test set that are looked at; None: all; 0: none.
         target_accuracy: Stops at the first evaluation that reaches it.
         callbacks: Called with each round's record and the server.
         out: Directory of the run.
@@ -113,7 +115,7 @@ def simulate(
         device: Where to train, such as "cuda".
     """
     refuse_impossible(rounds, evaluate_every, commit_every, states, out)
-    refuse_target(target_accuracy, dataset)
+    refuse_target(target_accuracy, dataset, num_test_examples)
     clusters = clusters_by_name(cluster_of, recluster_every, dataset)
     refuse_two_objectives(client_weights, clusters.at_first, sampler, clients_per_round, dataset)
     sampler = sampler or _sampler(dataset, clients_per_round, client_weights, seed)
@@ -147,6 +149,7 @@ def simulate(
         "compile": compile,
         "exact": exact,
         "num_train_clients": num_train_clients,
+        "num_test_examples": num_test_examples,
         "client_weights": plain_value(client_weights),
         "dataset": repr(dataset),
         "num_clients": dataset.num_clients,
@@ -157,7 +160,9 @@ def simulate(
         if directory.exists and trainer == "auto":
             kept |= directory.chosen_by_auto()
             trainer, workers = kept["trainer"], kept.get("workers")
-    evaluator = Evaluator(dataset, flat, loss, client_weights, num_train_clients, seed)
+    evaluator = Evaluator(
+        dataset, flat, loss, client_weights, num_train_clients, num_test_examples, seed
+    )
     parts = TrainerParts(
         dataset, flat, loss, local_sgd, seed, evaluator, workers, compile=compile, exact=exact
     )

@@ -35,16 +35,18 @@ def refuse_impossible(
         raise ValueError('states="disk" keeps rows in the run directory: say where with out="…".')
 
 
-def refuse_target(target: float | None, dataset: FederatedDataset) -> None:
+def refuse_target(
+    target: float | None, dataset: FederatedDataset, num_test_examples: int | None
+) -> None:
     """Raises ValueError for an accuracy that cannot be reached because there is none."""
     if target is None:
         return
     if not 0 < target <= 1:
         raise ValueError(f"target_accuracy={target} must be above 0 and at most 1, as in 0.5.")
-    if dataset.test is None or dataset.num_classes is None:
+    if dataset.test is None or dataset.num_classes is None or num_test_examples == 0:
         raise ValueError(
-            "target_accuracy needs a data set with test examples and num_classes; without them "
-            "there is no accuracy to reach."
+            "target_accuracy needs a data set with test examples and num_classes, and "
+            "num_test_examples above 0; without them there is no accuracy to reach."
         )
 
 
