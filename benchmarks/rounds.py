@@ -14,6 +14,7 @@ from benchmarks.workload import Workload
 from benchmarks.workloads import w1, w2, w3
 
 PLAIN, TWO_BARE = "plain loop, one thread", "two bare workers"
+TWO_BARE_AS_USUAL = "two bare workers, LeNet-5 as usually written"
 SEQUENTIAL, TWO_WORKERS = "fedvarp, sequential", "fedvarp, two workers"
 VECTORISED = "fedvarp, vectorised"
 TRAINERS: Mapping[str, Mapping[str, Any]] = {
@@ -30,6 +31,8 @@ def entry(name: str, folder: Path) -> Entry:
         return Entry(["-m", "benchmarks.bare", "plain", str(folder)])
     if name == TWO_BARE:
         return Entry(["-m", "benchmarks.bare", "two-workers", str(folder)])
+    if name == TWO_BARE_AS_USUAL:
+        return Entry(["-m", "benchmarks.bare", "two-workers-as-usual", str(folder)])
     return Entry(["-m", "benchmarks.ours", str(folder), json.dumps(TRAINERS[name])])
 
 
@@ -64,7 +67,14 @@ def measure() -> str:
     """W1, W2 and W3, every turn of a workload in fresh processes three times."""
     first = contest(
         w1(),
-        [PLAIN, TWO_BARE, SEQUENTIAL, TWO_WORKERS, "fedvarp, two workers, compiled"],
+        [
+            PLAIN,
+            TWO_BARE_AS_USUAL,
+            TWO_BARE,
+            SEQUENTIAL,
+            TWO_WORKERS,
+            "fedvarp, two workers, compiled",
+        ],
         TWO_BARE,
         {TWO_WORKERS: "≤ 0.85; PSS < 1050"},
         Turns(starts=3, warm_up=2, turns=7),

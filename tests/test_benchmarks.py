@@ -75,6 +75,13 @@ def test_the_bare_training_is_sgd() -> None:
         torch.testing.assert_close(new, old - settings.lr * gradient)
 
 
+def test_lenet5_as_usually_written_gives_the_same_figures() -> None:
+    workload = workloads.w1(num_clients=10, per_client=20)
+    x, _ = workload.client(3)
+    ours, usual = make_model(workload.settings), make_model(workload.settings, as_usual=True)
+    assert torch.equal(ours(x), usual(x))
+
+
 @pytest.mark.slow
 def test_rounds_of_every_trainer_are_timed_and_missing_ones_named() -> None:
     broken = Entry(["-c", "raise SystemExit('no such trainer')"])
