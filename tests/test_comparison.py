@@ -423,6 +423,13 @@ def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
     assert "FedVARP 0.1 2 50 15 kB 1.05 kB 1 min 42 s" in found
 
 
+def test_rates_are_told_in_a_few_digits(tmp_path: Path) -> None:
+    for lr in (0.1, 10**-1.5):
+        write_run(tmp_path / str(lr), [0.1, 0.2], lr=lr)
+    labels = [row.group.label for row in compare([tmp_path]).rows]
+    assert labels == ["FedVARP (lr=0.0316228)", "FedVARP (lr=0.1)"]
+
+
 def test_a_single_seed_needs_no_table_of_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "only", [0.1, 0.2])
     assert "Seed by seed" not in as_text(compare([tmp_path]))

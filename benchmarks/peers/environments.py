@@ -12,6 +12,7 @@ from typing import Final
 from benchmarks.contestant import ROOT
 
 PLACE: Final = ROOT / ".bench"
+_LONGEST: Final = 1800  # seconds that pip may take
 
 
 class InstallationError(Exception):
@@ -69,7 +70,11 @@ def torch_requirement() -> str:
 
 def _run(*command: str) -> str:
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_LONGEST
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallationError(f"pip had not ended after {_LONGEST / 60:g} minutes.") from error
     except subprocess.CalledProcessError as error:
         said = [line for line in error.stderr.strip().splitlines() if "ERROR" in line]
         raise InstallationError(said[-1] if said else error.stderr.strip()) from error

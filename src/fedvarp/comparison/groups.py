@@ -142,7 +142,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         order = sorted(range(len(mine)), key=lambda i: [_sortable(settings[i], n) for n in apart])
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
-            what = ", ".join(f"{_short(n)}={settings[i].get(n, 'unset')}" for n in apart)
+            what = ", ".join(f"{_short(n)}={_told(settings[i], n)}" for n in apart)
             label = f"{look.label} ({what})" if what else look.label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
@@ -250,6 +250,11 @@ def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
     value = settings.get(name)
     is_number = isinstance(value, (int, float))
     return (0, float(value), "") if is_number else (1, 0.0, str(value))  # type: ignore[arg-type]
+
+
+def _told(settings: Mapping[str, Any], name: str) -> str:
+    value = settings.get(name, "unset")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _short(name: str) -> str:
