@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from fedvarp.comparison import as_text, compact, compare, read_runs
 from fedvarp.comparison.groups import XAxis
 from fedvarp.config_files import load_settings
 from fedvarp.experiment import build
-from fedvarp.resuming import resume
+from fedvarp.resuming import resume, resumed_settings
 from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.sweep import Grid, Sweep
 from some_runs import digits_runs, write_run
 
 
@@ -79,12 +81,47 @@ def test_a_run_is_never_overwritten(real_runs: Path) -> None:
         compact([real_runs], real_runs.parent)
 
 
-def test_resuming_a_copy_is_refused_and_leaves_it_alone(tmp_path: Path) -> None:
+NO_CHECKPOINT = "metrics of 10 rounds but no checkpoint to go on from"
+
+
+@pytest.fixture
+def ten_rounds(tmp_path: Path) -> Path:
     pytest.importorskip("sklearn", reason="the extra fedvarp[digits] is not installed")
     settings = load_settings("digits", ["rounds=10"])
-    build(settings).run(tmp_path / "run", progress=False)
-    (copy,) = compact([tmp_path / "run"], tmp_path / "copies")
-    before = {file.name: file.read_bytes() for file in copy.iterdir()}
-    with pytest.raises(RunError, match="metrics of 10 rounds but no checkpoint to go on from"):
+    run = tmp_path / settings.run_name
+    build(settings).run(run, progress=False)
+    return run
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_resuming_a_copy_is_refused_and_leaves_it_alone(ten_rounds: Path, tmp_path: Path) -> None:
+    (copy,) = compact([ten_rounds], tmp_path / "copies")
+    before = contents(copy)
+    with pytest.raises(RunError, match=NO_CHECKPOINT):
         resume(copy, ["rounds=20"], progress=False)
-    assert {file.name: file.read_bytes() for file in copy.iterdir()} == before
+    with pytest.raises(RunError, match=NO_CHECKPOINT):
+        build(load_settings("digits", ["rounds=20"])).run(copy, resume=True, progress=False)
+    assert contents(copy) == before
+    assert compact([ten_rounds], tmp_path / "copies") == [copy]
+
+
+def test_a_sweep_onto_copies_is_refused_and_leaves_them_alone(
+    ten_rounds: Path, tmp_path: Path
+) -> None:
+    compact([ten_rounds], tmp_path / "copies")
+    before = contents(tmp_path / "copies")
+    with pytest.raises(RunError, match=NO_CHECKPOINT):
+        Sweep.prepare(
+            "digits", ["rounds=20"], Grid(("fedvarp",), (0.1,), (0,)), tmp_path / "copies"
+        )
+    assert contents(tmp_path / "copies") == before
+
+
+def test_a_finished_run_needs_no_checkpoint_until_it_is_to_train_longer(ten_rounds: Path) -> None:
+    shutil.rmtree(ten_rounds / "checkpoint")
+    assert resumed_settings(ten_rounds).rounds == 10
+    with pytest.raises(RunError, match=NO_CHECKPOINT):
+        resumed_settings(ten_rounds, ["rounds=20"])

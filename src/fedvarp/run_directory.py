@@ -156,11 +156,23 @@ class RunDirectory:
                 f"the settings it was made with, or choose another directory."
             )
 
-    def without_checkpoint(self, rounds: int) -> RunError:
-        """What to raise where rounds were trained and there is nothing to go on from."""
+    @property
+    def rounds_done(self) -> int:
+        """The newest round in metrics.jsonl; 0 before there is one."""
+        records = self.metrics() if self.metrics_file.exists() else []
+        return int(records[-1]["round"]) if records else 0
+
+    def refuse_without_checkpoint(self) -> None:
+        """Raises RunError where rounds were trained and there is nothing to go on from."""
+        if self.rounds_done and not self.checkpoint_folder.exists():
+            raise self.without_checkpoint()
+
+    def without_checkpoint(self) -> RunError:
+        """What to raise then."""
         return RunError(
-            f"{self.path} has the metrics of {rounds} rounds but no checkpoint to go on from: it "
-            f"was deleted or never copied. Restore it, or choose another directory."
+            f"{self.path} has the metrics of {self.rounds_done} rounds but no checkpoint to go on "
+            f"from: it was deleted or never copied (`fedvarp compact` leaves it out). Restore it, "
+            f"or choose another directory."
         )
 
     def metrics(self) -> list[dict[str, Any]]:
