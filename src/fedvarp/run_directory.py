@@ -137,6 +137,14 @@ class RunDirectory:
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
         """Raises RunError, naming each difference, unless the run was made with these settings."""
+        if differences := self.other_settings(settings, may_change):
+            raise RunError(
+                f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
+                f"the settings it was made with, or choose another directory."
+            )
+
+    def other_settings(self, settings: Mapping[str, Any], may_change: frozenset[str]) -> list[str]:
+        """Each setting in which the run was made otherwise, as "lr = 0.1 (now 0.2)"."""
         before = flattened(self.settings())
         now = flattened(_without_none(settings))
         differences = [
@@ -150,11 +158,7 @@ class RunDirectory:
         not_the_same_bits = "vectorised" in trainers or before.get("threads", 1) != 1
         if not_the_same_bits and len(set(trainers)) > 1 and not goes_by_the_choice:
             differences.append(f"trainer = {trainers[0]} (now {trainers[1]})")
-        if differences:
-            raise RunError(
-                f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
-                f"the settings it was made with, or choose another directory."
-            )
+        return differences
 
     @property
     def rounds_done(self) -> int:
