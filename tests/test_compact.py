@@ -57,8 +57,29 @@ def test_what_lies_between_evaluations_is_summed(tmp_path: Path) -> None:
     assert not (copy / "checkpoint").exists()
 
 
+def test_steps_are_summed_and_versions_kept(real_runs: Path, tmp_path: Path) -> None:
+    run = real_runs / "fedavg-0"
+    (copy,) = compact([run], tmp_path)
+    steps, kept = (
+        [record.get("num_steps", 0) for record in RunDirectory(path).metrics()]
+        for path in (run, copy)
+    )
+    assert kept == [sum(steps[:1]), *(sum(steps[t - 4 : t + 1]) for t in (5, 10, 15, 20))]
+    assert (copy / "versions.json").read_bytes() == (run / "versions.json").read_bytes()
+
+
+def test_the_most_that_the_server_held_is_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    file = RunDirectory(run).metrics_file
+    file.write_text(file.read_text().replace('"server_bytes": 1004', '"server_bytes": 9999'))
+    (copy,) = compact([run], tmp_path / "copies")
+    assert RunDirectory(copy).metrics()[-1]["server_bytes"] == 9999
+
+
 def test_rounds_that_were_not_timed_leave_no_times(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [0.1, 0.2], seconds=None)
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    compact([run], tmp_path / "copies")
+    (run / "timings.jsonl").unlink()
     (copy,) = compact([run], tmp_path / "copies")
     assert read_runs([copy])[0][0].elapsed is None
 

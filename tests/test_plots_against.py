@@ -59,6 +59,28 @@ def test_means_and_bars(ablation: Path) -> None:
     assert axes.get_xlabel() == "clients_per_round"
 
 
+def test_bars_reach_from_the_lowest_to_the_highest_seed(tmp_path: Path) -> None:
+    for M in (1, 5):
+        for seed, end in enumerate((0.2, 0.2, 0.5)):
+            write_run(
+                tmp_path / f"runs/{M}-{seed}",
+                [0.1, end],
+                seed=seed,
+                settings={"clients_per_round": M},
+            )
+    ((line, _, (bars,)),) = panel(tmp_path / "runs", "clients_per_round").containers
+    np.testing.assert_allclose(heights(line), [30, 30])
+    for segment in bars.get_segments():
+        np.testing.assert_allclose(segment[:, 1], [20, 50])
+
+
+@pytest.mark.parametrize(("log_loss", "scale"), [(True, "log"), (False, "linear")])
+def test_losses_on_a_logarithmic_axis(tmp_path: Path, log_loss: bool, scale: str) -> None:
+    for M in (1, 5):
+        write_run(tmp_path / f"runs/{M}", train_loss=[3, M], settings={"clients_per_round": M})
+    assert panel(tmp_path / "runs", "clients_per_round", log_loss=log_loss).get_yscale() == scale
+
+
 def test_the_same_runs_give_the_same_file(ablation: Path, tmp_path: Path) -> None:
     one, other = (
         plots_against.plot_against([ablation], "clients_per_round", tmp_path / name)
@@ -111,6 +133,21 @@ def test_the_setting_may_change_the_loss_at_the_start(tmp_path: Path) -> None:
     )
     with pytest.raises(RunError, match="initial model"):
         panel(other_model.parent, "data.alpha")
+
+
+def test_differences_that_go_with_the_setting_are_refused_too(tmp_path: Path) -> None:
+    for M in (1, 5):
+        settings = {"clients_per_round": M, "data": {"alpha": M / 10}}
+        write_run(tmp_path / f"runs/{M}", [0.1, 0.2], settings=settings)
+    with pytest.raises(RunError, match=r"data\.alpha: 0\.1 .* 0\.5"):
+        panel(tmp_path / "runs", "clients_per_round")
+
+
+def test_a_line_with_and_without_the_setting_is_named_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs/none", [0.1, 0.2])
+    write_run(tmp_path / "runs/one", [0.1, 0.3], settings={"num_test_examples": 9})
+    _, labels = panel(tmp_path / "runs", "num_test_examples").get_legend_handles_labels()
+    assert labels == ["FedVARP"]
 
 
 def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:

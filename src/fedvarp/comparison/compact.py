@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.comparison.runs import METRICS, AnyPath, Record, Run, runs_at
-from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError, without_nan
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 
@@ -141,5 +141,5 @@ def _record(run: Run, rounds: slice) -> Record:
 
 def _write_lines(file: Path, records: Iterable[Record]) -> None:
     draft = file.with_suffix(".jsonl.part")
-    draft.write_text("".join(json.dumps(without_nan(record)) + "\n" for record in records))
+    draft.write_text("".join(json.dumps(record) + "\n" for record in records))
     draft.replace(file)
