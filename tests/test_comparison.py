@@ -121,6 +121,8 @@ def test_the_accuracy_of_the_last_evaluations(two_algorithms: Path, tmp_path: Pa
     assert fedvarp.late_accuracy is not None
     assert fedavg.late_accuracy.per_seed == pytest.approx((0.6, 0.4))
     assert fedvarp.late_accuracy.per_seed == pytest.approx((1.9 / 3, 0.8))
+    (line, _) = csv.DictReader(as_csv(compare([two_algorithms], smooth=3)).splitlines())
+    assert float(line["late_accuracy_mean"]) == pytest.approx(0.5)
     (row,) = compare([write_run(tmp_path / "short", [0.1, 0.2])], smooth=3).rows
     assert row.late_accuracy is None
 

@@ -97,7 +97,7 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
             tmp_path / f"runs/{K}",
             [0.1, end],
             algorithm="cluster_fedvarp",
-            settings={"clusters": f"auto:{K}"},
+            settings={"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"},
         )
     write_run(tmp_path / "runs/all", [0.1, 0.5], algorithm="fedvarp")
     axes = panel(tmp_path / "runs", "clusters")

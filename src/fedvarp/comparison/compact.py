@@ -74,7 +74,9 @@ def _refuse_to_overwrite(run: Run, target: RunDirectory) -> None:
         raise RunError(f"{there} is a file; copies need a directory. Choose another one.")
     if not target.exists:
         return
-    if target.path.resolve() == run.path.resolve() or not _is_copy(target):
+    if target.path.resolve() == run.path.resolve():
+        raise RunError(f"{run.path} would be copied onto itself. Choose another directory.")
+    if not _is_copy(target):
         raise RunError(f"{target.path} holds a run, not a copy of one. Choose another directory.")
     if differences := target.other_settings(RunDirectory(run.path).settings(), MAY_CHANGE):
         raise RunError(
