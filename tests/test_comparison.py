@@ -121,6 +121,8 @@ def test_the_accuracy_of_the_last_evaluations(two_algorithms: Path, tmp_path: Pa
     assert fedvarp.late_accuracy is not None
     assert fedavg.late_accuracy.per_seed == pytest.approx((0.6, 0.4))
     assert fedvarp.late_accuracy.per_seed == pytest.approx((1.9 / 3, 0.8))
+    (line, _) = csv.DictReader(as_csv(compare([two_algorithms], smooth=3)).splitlines())
+    assert float(line["late_accuracy_mean"]) == pytest.approx(0.5)
     (row,) = compare([write_run(tmp_path / "short", [0.1, 0.2])], smooth=3).rows
     assert row.late_accuracy is None
 
@@ -442,6 +444,25 @@ def test_runs_without_an_accuracy_have_a_table_of_seeds_too(tmp_path: Path) -> N
     table = found[found.index("Seed by seed") :]
     assert "10, 10" in table
     assert "accuracy" not in table
+
+
+def test_a_seed_that_diverged_is_named_so_in_the_table_of_seeds(tmp_path: Path) -> None:
+    for seed, end in ((0, 0.2), (1, None)):
+        write_run(tmp_path / str(seed), [0.1, end], seed=seed)
+    found = as_text(compare([tmp_path], smooth=1))
+    assert "20.0, not finite" in found[found.index("Seed by seed") :]
+
+
+def test_too_few_evaluations_for_a_mean_are_noted_without_a_target_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.01, 0.02])
+    write_run(tmp_path / "l", train_loss=[2.0, 1.0], algorithm="fedavg")
+    comparison = compare([tmp_path], smooth=3)
+    assert comparison.target is None
+    assert f"{tmp_path / 'a'} has 2 evaluations, too few for a running mean over 3." in (
+        comparison.notes
+    )
+    losses = compare([tmp_path / "l"], smooth=3)
+    assert not any("too few" in note for note in losses.notes)
 
 
 def test_every_algorithm_looks_different() -> None:

@@ -59,6 +59,28 @@ def test_means_and_bars(ablation: Path) -> None:
     assert axes.get_xlabel() == "clients_per_round"
 
 
+def test_bars_reach_from_the_lowest_to_the_highest_seed(tmp_path: Path) -> None:
+    for M in (1, 5):
+        for seed, end in enumerate((0.2, 0.2, 0.5)):
+            write_run(
+                tmp_path / f"runs/{M}-{seed}",
+                [0.1, end],
+                seed=seed,
+                settings={"clients_per_round": M},
+            )
+    ((line, _, (bars,)),) = panel(tmp_path / "runs", "clients_per_round").containers
+    np.testing.assert_allclose(heights(line), [30, 30])
+    for segment in bars.get_segments():
+        np.testing.assert_allclose(segment[:, 1], [20, 50])
+
+
+@pytest.mark.parametrize(("log_loss", "scale"), [(True, "log"), (False, "linear")])
+def test_losses_on_a_logarithmic_axis(tmp_path: Path, log_loss: bool, scale: str) -> None:
+    for M in (1, 5):
+        write_run(tmp_path / f"runs/{M}", train_loss=[3, M], settings={"clients_per_round": M})
+    assert panel(tmp_path / "runs", "clients_per_round", log_loss=log_loss).get_yscale() == scale
+
+
 def test_the_same_runs_give_the_same_file(ablation: Path, tmp_path: Path) -> None:
     one, other = (
         plots_against.plot_against([ablation], "clients_per_round", tmp_path / name)
@@ -75,7 +97,7 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
             tmp_path / f"runs/{K}",
             [0.1, end],
             algorithm="cluster_fedvarp",
-            settings={"clusters": f"auto:{K}"},
+            settings={"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"},
         )
     write_run(tmp_path / "runs/all", [0.1, 0.5], algorithm="fedvarp")
     axes = panel(tmp_path / "runs", "clusters")
@@ -113,6 +135,21 @@ def test_the_setting_may_change_the_loss_at_the_start(tmp_path: Path) -> None:
         panel(other_model.parent, "data.alpha")
 
 
+def test_differences_that_go_with_the_setting_are_refused_too(tmp_path: Path) -> None:
+    for M in (1, 5):
+        settings = {"clients_per_round": M, "data": {"alpha": M / 10}}
+        write_run(tmp_path / f"runs/{M}", [0.1, 0.2], settings=settings)
+    with pytest.raises(RunError, match=r"data\.alpha: 0\.1 .* 0\.5"):
+        panel(tmp_path / "runs", "clients_per_round")
+
+
+def test_a_line_with_and_without_the_setting_is_named_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs/none", [0.1, 0.2])
+    write_run(tmp_path / "runs/one", [0.1, 0.3], settings={"num_test_examples": 9})
+    _, labels = panel(tmp_path / "runs", "num_test_examples").get_legend_handles_labels()
+    assert labels == ["FedVARP"]
+
+
 def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:
     write_run(
         ablation / "odd",
@@ -138,3 +175,75 @@ def test_a_setting_that_tells_nothing(
 ) -> None:
     with pytest.raises(RunError, match=message):
         plots_against.plot_against([ablation], setting, tmp_path / "f.png")
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((True, False), ["False", "True"]),
+        (([2, 1], [1, 2]), ["[1, 2]", "[2, 1]"]),
+        ((3, "auto"), ["3", "auto"]),
+        ((float("inf"), 1.0), ["1", "inf"]),
+        ((list(range(99)), "equal"), ["[0, 1, 2, 3, 4, 5, 6, 7…", "equal"]),
+    ],
+)
+def test_values_of_any_kind_stand_in_a_row(
+    tmp_path: Path, values: tuple[Any, Any], ticks: list[str]
+) -> None:
+    for i, value in enumerate(values):
+        write_run(tmp_path / f"runs/{i}", [0.1, 0.2 + i / 10], settings={"client_weights": value})
+    axes = panel(tmp_path / "runs", "client_weights")
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ticks
+    (bars,) = axes.containers
+    assert bars[0].get_xdata().tolist() == [0, 1]
+    ends = dict(zip(map(str, values), (20, 30), strict=True))
+    np.testing.assert_allclose(heights(bars[0]), [ends[text] for text in sorted(ends)])
+
+
+def test_another_number_of_seeds_makes_no_other_line(tmp_path: Path) -> None:
+    """data.seed = 0 is no more than the seed where only seed 0 ran, but not where seed 1 did."""
+    for M, seed in ((1, 0), (5, 0), (5, 1)):
+        write_run(
+            tmp_path / f"runs/{M}-{seed}",
+            [0.1, 0.2],
+            seed=seed,
+            settings={"clients_per_round": M, "data": {"seed": 0}},
+        )
+    (bars,) = panel(tmp_path / "runs", "clients_per_round").containers
+    assert bars[0].get_xdata().tolist() == [1, 5]
+
+
+def test_lines_with_one_value_each_can_be_told_apart(tmp_path: Path) -> None:
+    for M, lr in ((1, 0.1), (5, 0.3)):
+        write_run(tmp_path / f"runs/{M}", [0.1, 0.2], lr=lr, settings={"clients_per_round": M})
+    lines = panel(tmp_path / "runs", "clients_per_round").containers
+    assert [line.get_label() for line in lines] == ["FedVARP (lr=0.1)", "FedVARP (lr=0.3)"]
+
+
+@pytest.mark.parametrize("setting", ["seed", "algorithm"])
+def test_seeds_and_algorithms_are_no_axis(ablation: Path, setting: str) -> None:
+    with pytest.raises(RunError, match=f"another setting than {setting}"):
+        panel(ablation, setting)
+
+
+def test_a_mean_of_more_evaluations_than_there_are(ablation: Path) -> None:
+    panel(ablation, "clients_per_round", smooth=4)
+    with pytest.raises(RunError, match=r"has 4 evaluations up to round 30, too few .* last 5"):
+        panel(ablation, "clients_per_round", smooth=5)
+
+
+def test_runs_that_measured_nothing_in_common(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", [0.1, 0.2], settings={"clients_per_round": 1})
+    write_run(tmp_path / "two", train_loss=[2, 1], settings={"clients_per_round": 2})
+    with pytest.raises(RunError, match="no loss and no accuracy in common"):
+        panel(tmp_path, "clients_per_round")
+
+
+def test_the_caption_speaks_of_diverged_runs(ablation: Path) -> None:
+    def caption() -> str:
+        drawn = panel(ablation, "clients_per_round").figure
+        return str(drawn.get_supxlabel())
+
+    assert "diverged" not in caption()
+    write_run(ablation / "bad", [0.1, None], settings={"clients_per_round": 50})
+    assert caption().endswith("No point where a seed diverged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections import defaultdict
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from fedvarp import plots
 from fedvarp.comparison.groups import Group, group_runs, refuse_different_tasks
@@ -23,6 +26,14 @@ if TYPE_CHECKING:
 
 _LOGARITHMIC_FROM: Final = 10.0  # largest value over smallest
 _LONGEST_LIST: Final = 8  # of settings, in an error message
+_LONGEST_VALUE: Final = 24  # letters, below the axis
+
+_VALUE: Final = "against"  # what the setting is called while runs are grouped, whatever its kind
+
+_NO_AXIS: Final = {
+    "algorithm": "Each algorithm is a line of the figure",
+    "seed": "The figure shows means over seeds",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +72,8 @@ def plot_against(
         allow_different: Takes runs that differ in their task beyond that setting.
 
     Raises:
-        RunError: There is nothing to draw, no run has the setting, or the runs differ in more.
+        RunError: There is nothing to draw, no run has the setting, the runs differ in more, or one
+            has fewer evaluations than `smooth`.
     """
     plots.refuse_format(Path(out))
     lines = read_lines(paths, setting, allow_different)
@@ -70,19 +82,22 @@ def plot_against(
 
 def read_lines(paths: Iterable[AnyPath], setting: str, allow_different: bool) -> list[Line]:
     """The runs, one line for all that differ in the setting and the seed alone."""
+    if setting in _NO_AXIS:
+        raise RunError(f"{_NO_AXIS[setting]}: draw runs against another setting than {setting}.")
     runs, _ = read_runs(paths)
-    if len({run.settings.get(setting) for run in runs}) < 2:
+    values = [_value(run, setting) for run in runs]
+    if len(set(values)) < 2:
         raise RunError(_nothing_to_compare(runs, setting))
     bare = [_without(run, setting) for run in runs]
-    by_value: dict[Any, list[Run]] = defaultdict(list)
-    for run, without in zip(runs, bare, strict=True):
-        by_value[run.settings.get(setting)].append(without)
     if not allow_different:
         # Another split of the data has another loss from the start.
         refuse_different_tasks(bare, same_start=False)
+        by_value: dict[Any, list[Run]] = defaultdict(list)
+        for run, value in zip(bare, values, strict=True):
+            by_value[value].append(run)
         for same in by_value.values():
             refuse_different_tasks(same)
-    return _lines(by_value)
+    return _lines(bare, values)
 
 
 def figure(
@@ -94,6 +109,13 @@ def figure(
 
     groups = [group for line in lines for group in line.at.values()]
     measured = [name for name in METRICS if all(group.records(name) for group in groups)][:2]
+    if not measured:
+        raise RunError(
+            "These runs have no loss and no accuracy in common: some measured the one, some the "
+            "other. Leave some out."
+        )
+    for group in groups:
+        _refuse_too_few(group, smooth)
     places = _places({value for line in lines for value in line.at if value is not None})
     with plots.our_style():
         drawn = Figure(figsize=(3.4 * len(measured) + 0.2, 3.1), layout="constrained")
@@ -107,18 +129,40 @@ def figure(
             if log_loss and metric != "test_accuracy":
                 plots.logarithmic(axes)
         plots.legend(drawn)
-        drawn.supxlabel(_caption(groups, smooth), fontsize=6.5, color="#555555")
+        caption = _caption(groups, smooth)
+        if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
+            caption += ". No point where a seed diverged"
+        drawn.supxlabel(caption, fontsize=6.5, color="#555555")
     return drawn
 
 
-def _lines(by_value: dict[Any, list[Run]]) -> list[Line]:
-    found: dict[tuple[str, ...], Line] = {}
-    for value, runs in by_value.items():
-        for group in group_runs(runs):
-            key = tuple(sorted(f"{name}={v!r}" for name, v in group.settings.items()))
-            line = found.setdefault(key, Line(group.label, group.look, {}))
-            line.at[value] = group
-    return list(found.values())
+def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:
+    """Lines in the order of the paper's legends, of runs without the setting and its values."""
+    found: dict[tuple[str, ...], dict[Any, Group]] = defaultdict(dict)
+    # All at once: which settings follow the seed, only all the runs together can say.
+    for group in group_runs([_with(run, v) for run, v in zip(runs, values, strict=True)]):
+        same = {name: v for name, v in group.settings.items() if name != _VALUE}
+        key = tuple(sorted(f"{name}={v!r}" for name, v in same.items()))
+        found[key][group.settings.get(_VALUE)] = group
+    # A run of each line stands for it, so that labels say in what the lines differ.
+    firsts = [_without(next(iter(at.values())).runs[0], _VALUE) for at in found.values()]
+    at_of = {first.path: at for first, at in zip(firsts, found.values(), strict=True)}
+    return [
+        Line(named.label, named.look, at_of[first.path])
+        for named in group_runs(firsts)
+        for first in named.runs
+    ]
+
+
+def _refuse_too_few(group: Group, smooth: int) -> None:
+    for run in group.runs:
+        count = int((run.rounds <= group.rounds[-1]).sum())
+        if count < smooth:
+            raise RunError(
+                f"{run.path} has {count} evaluations up to round {group.rounds[-1]}, too few for "
+                f"the mean of the last {smooth}. Take a smaller mean (--smooth, in Python "
+                f"smooth=…), or leave it out."
+            )
 
 
 def _draw(axes: Axes, line: Line, metric: str, places: dict[Any, float], smooth: int) -> None:
@@ -151,8 +195,8 @@ def _draw(axes: Axes, line: Line, metric: str, places: dict[Any, float], smooth:
 
 
 def _ends(group: Group, metric: str, smooth: int) -> Floats:
-    """(seeds,) the mean of the last evaluations of each run."""
-    ends: Floats = group.values(metric)[:, -smooth:].mean(axis=1)
+    """(seeds,) the mean of the last evaluations of each run; NaN where it diverged."""
+    ends: Floats = group.values(metric, smooth)[:, -1]
     return ends
 
 
@@ -162,12 +206,12 @@ def _places(values: Iterable[Any]) -> dict[Any, float]:
     known = {value: number for value, number in numbers.items() if number is not None}
     if len(known) == len(numbers) == len(set(known.values())):
         return dict(sorted(known.items(), key=lambda item: item[1]))
-    return {value: float(place) for place, value in enumerate(sorted(map(str, numbers)))}
+    return {value: float(place) for place, value in enumerate(sorted(numbers, key=str))}
 
 
 def _number(value: Any) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if math.isfinite(value) else None
     of_name = re.fullmatch(r"[A-Za-z_]+:(\d+)(?::\w+)?", str(value))
     return float(of_name[1]) if of_name else None
 
@@ -184,7 +228,8 @@ def _label_values(axes: Axes, places: dict[Any, float]) -> None:
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 def _caption(groups: Sequence[Group], smooth: int) -> str:
@@ -195,6 +240,18 @@ def _caption(groups: Sequence[Group], smooth: int) -> str:
     if seeds := plots.several_seeds(groups):
         caption += f". Mean over {seeds} seeds; bars: lowest to highest seed"
     return caption
+
+
+def _value(run: Run, setting: str) -> Any:
+    """Its value in a run, as something that can be looked up; None: not set."""
+    value = run.settings.get(setting)
+    return str(value) if isinstance(value, list) else value
+
+
+def _with(run: Run, value: Any) -> Run:
+    if value is None:
+        return run
+    return dataclasses.replace(run, settings={**run.settings, _VALUE: value})
 
 
 def _without(run: Run, setting: str) -> Run:

@@ -84,7 +84,7 @@ class RecordedRun:
         if self._checkpoint.round is None:
             # The initial model is committed with the first line; more lines had a checkpoint once.
             if self._metrics.num_lines > 1:
-                raise self._directory.without_checkpoint(self._metrics.num_lines - 1)
+                raise self._directory.without_checkpoint()
         elif self._checkpoint.notes["fingerprint"] != self._fingerprint:
             raise RunError(
                 f"The run in {self._directory.path} was made with other data, another model or "

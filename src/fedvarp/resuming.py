@@ -59,23 +59,15 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
         )
     settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
-    done = rounds_done(directory)
-    if done and not directory.checkpoint_folder.exists():
-        raise directory.without_checkpoint(done)
+    done = directory.rounds_done
     if overrides and settings.rounds < done:
         raise SettingsError(
             f"{directory.path} has trained {done} rounds already; rounds={settings.rounds} lies "
             f"behind it. A shorter run needs a directory of its own."
         )
+    if not is_finished(directory, settings):  # whose checkpoint may be deleted to save space
+        directory.refuse_without_checkpoint()
     return settings
-
-
-def rounds_done(directory: RunDirectory) -> int:
-    """The newest round in metrics.jsonl."""
-    if not directory.metrics_file.exists():
-        return 0
-    records = directory.metrics()
-    return int(records[-1]["round"]) if records else 0
 
 
 def is_finished(directory: RunDirectory, settings: Settings) -> bool:
@@ -85,7 +77,7 @@ def is_finished(directory: RunDirectory, settings: Settings) -> bool:
         return False
     if model.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
         return False
-    if rounds_done(directory) >= settings.rounds:
+    if directory.rounds_done >= settings.rounds:
         return True
     accuracies = [r["test_accuracy"] for r in directory.metrics() if "test_accuracy" in r]
     target = math.inf if settings.target_accuracy is None else settings.target_accuracy

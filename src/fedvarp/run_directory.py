@@ -137,6 +137,14 @@ class RunDirectory:
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
         """Raises RunError, naming each difference, unless the run was made with these settings."""
+        if differences := self.other_settings(settings, may_change):
+            raise RunError(
+                f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
+                f"the settings it was made with, or choose another directory."
+            )
+
+    def other_settings(self, settings: Mapping[str, Any], may_change: frozenset[str]) -> list[str]:
+        """Each setting in which the run was made otherwise, as "lr = 0.1 (now 0.2)"."""
         before = flattened(self.settings())
         now = flattened(_without_none(settings))
         differences = [
@@ -150,17 +158,25 @@ class RunDirectory:
         not_the_same_bits = "vectorised" in trainers or before.get("threads", 1) != 1
         if not_the_same_bits and len(set(trainers)) > 1 and not goes_by_the_choice:
             differences.append(f"trainer = {trainers[0]} (now {trainers[1]})")
-        if differences:
-            raise RunError(
-                f"The run in {self.path} was made with {'; '.join(differences)}. Resume it with "
-                f"the settings it was made with, or choose another directory."
-            )
+        return differences
 
-    def without_checkpoint(self, rounds: int) -> RunError:
-        """What to raise where rounds were trained and there is nothing to go on from."""
+    @property
+    def rounds_done(self) -> int:
+        """The newest round in metrics.jsonl; 0 before there is one."""
+        records = self.metrics() if self.metrics_file.exists() else []
+        return int(records[-1]["round"]) if records else 0
+
+    def refuse_without_checkpoint(self) -> None:
+        """Raises RunError where rounds were trained and there is nothing to go on from."""
+        if self.rounds_done and not self.checkpoint_folder.exists():
+            raise self.without_checkpoint()
+
+    def without_checkpoint(self) -> RunError:
+        """What to raise then."""
         return RunError(
-            f"{self.path} has the metrics of {rounds} rounds but no checkpoint to go on from: it "
-            f"was deleted or never copied. Restore it, or choose another directory."
+            f"{self.path} has the metrics of {self.rounds_done} rounds but no checkpoint to go on "
+            f"from: it was deleted or never copied (`fedvarp compact` leaves it out). Restore it, "
+            f"or choose another directory."
         )
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
         return
     if resume:
         directory.refuse_other_settings(settings, MAY_CHANGE)
+        directory.refuse_without_checkpoint()
     else:
         raise RunError(
             f"{directory.path} holds a run already. Go on with it by resume=True, or choose "

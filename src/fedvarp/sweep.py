@@ -21,7 +21,7 @@ from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import SHORT_NAMES, load_settings
 from fedvarp.interruption import Interruption
-from fedvarp.resuming import is_finished, rounds_done
+from fedvarp.resuming import is_finished
 from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 from fedvarp.sweep_engines import Engine
 from fedvarp.sweep_result import SweepResult, SweptRun
@@ -97,7 +97,8 @@ class Sweep:
 
         Raises:
             SettingsError: A run cannot be made so.
-            RunError: A directory holds a run with other settings.
+            RunError: A directory holds a run with other settings, or one to go on with and no
+                checkpoint.
         """
         _refuse_swept(overrides)
         all_settings = [
@@ -135,7 +136,7 @@ class Sweep:
                 bar.update(
                     task,
                     description=f"{len(self.runs) - left} of {len(self.runs)} runs",
-                    completed=sum(rounds_done(RunDirectory(path)) for path, _ in self.runs),
+                    completed=sum(RunDirectory(path).rounds_done for path, _ in self.runs),
                 )
         result = SweepResult(
             directory=self.out,
@@ -153,7 +154,7 @@ class Sweep:
             algorithm=settings.algorithm,
             client_lr=settings.local_sgd.lr,
             seed=settings.seed,
-            rounds=rounds_done(directory),
+            rounds=directory.rounds_done,
             finished=self._finished(path, settings),
             error=error,
             metrics=directory.metrics() if directory.metrics_file.exists() else [],
@@ -178,12 +179,14 @@ def _check_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         return
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
-    done = rounds_done(directory)
+    done = directory.rounds_done
     if done > settings.rounds:
         raise SettingsError(
             f"{directory.path} has trained {done} rounds already, more than rounds="
             f"{settings.rounds}. A shorter sweep needs a directory of its own: --out."
         )
+    if not is_finished(directory, settings):
+        directory.refuse_without_checkpoint()
 
 
 def _make_directory(directory: RunDirectory, settings: Settings) -> None:

@@ -234,7 +234,9 @@ def _each_round(reached: Reached | None) -> str:
 def _each_percent(spread: Spread | None) -> str:
     if spread is None:
         return _NOTHING
-    return ", ".join(f"{100 * value:.1f}" for value in spread.per_seed)
+    return ", ".join(
+        f"{100 * value:.1f}" if math.isfinite(value) else "not finite" for value in spread.per_seed
+    )
 
 
 def _times(speed_up: SpeedUp | None) -> str:

@@ -134,7 +134,8 @@ def compare(
         )
         for group, one, two in zip(groups, first, smoothed, strict=True)
     ]
-    return Comparison(rows, aim, smooth, notes + _caveats(groups, smooth if aim else 1))
+    smooths = aim is not None or any(group.records("test_accuracy") for group in groups)
+    return Comparison(rows, aim, smooth, notes + _caveats(groups, smooth if smooths else 1))
 
 
 def _target(
