@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO := demo-output
 ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all lint format bench bench-peers clean
+.PHONY: demo test test-all lint format bench bench-peers reproduction clean
 
 # Five algorithms, two seeds, 2 of 100 clients a round; a figure and a page to look at.
 demo: $(READY)
@@ -37,6 +37,10 @@ bench: $(READY)
 # Flower and pfl-research beside ours, each in an environment of its own under .bench.
 bench-peers: $(READY)
 	$(BIN)/python -m benchmarks.peers
+
+# The figures and tables of docs/reproduction.md, from the metrics in docs/reproduction.
+reproduction: $(READY)
+	$(BIN)/python -m benchmarks.reproduction
 
 # torch first and by its exact version: a looser request would bring gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt

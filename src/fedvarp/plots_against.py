@@ -177,13 +177,14 @@ def _draw(axes: Axes, line: Line, metric: str, places: dict[Any, float], smooth:
         return
     ends = [_ends(group, metric, smooth) * size for _, group in known]
     means = [end.mean() for end in ends]
+    bars = [
+        [mean - end.min() for mean, end in zip(means, ends, strict=True)],
+        [end.max() - mean for mean, end in zip(means, ends, strict=True)],
+    ]
     axes.errorbar(
         [place for place, _ in known],
         means,
-        yerr=[
-            [mean - end.min() for mean, end in zip(means, ends, strict=True)],
-            [end.max() - mean for mean, end in zip(means, ends, strict=True)],
-        ],
+        yerr=bars if any(len(end) > 1 for end in ends) else None,
         elinewidth=0.8,
         capsize=2,
         marker=plots.MARKERS[line.look.marker],
@@ -228,7 +229,7 @@ def _label_values(axes: Axes, places: dict[Any, float]) -> None:
 
 
 def _text(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
