@@ -153,11 +153,13 @@ def our_style() -> AbstractContextManager[None]:
 
 
 def logarithmic(axes: Axes) -> None:
-    """Losses at 1, 2, 5, 10, …, written out."""
+    """Losses at 1, 2, 5, 10, …, written out; at more of them where they lie close together."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_ylim()
+    at: Sequence[float] = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
+    axes.yaxis.set_major_locator(LogLocator(subs=at))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
