@@ -111,7 +111,7 @@ def test_a_long_legend_reads_in_rows_and_stays_within_the_figure(tmp_path: Path)
     for rate in rates:
         write_run(tmp_path / str(rate), [0.1, 0.2], train_loss=[2.0, 1.0], lr=rate)
     drawn = figure(group_runs(read_runs([tmp_path])[0]))
-    assert as_read(drawn) == [f"FedVARP (lr={rate})" for rate in rates]
+    assert as_read(drawn) == [f"FedVARP (lr={rate:g})" for rate in rates]
     box = drawn.legends[0].get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= drawn.bbox.x1

@@ -1,0 +1,68 @@
+"""What docs/reproduction.md shows is what its commands give on the metrics in the repository."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.contestant import ROOT
+from benchmarks.reproduction import PAGE, commands, renewed, run
+
+from fedvarp.config_files import load_settings
+from fedvarp.sweep import Grid
+
+TEXT = PAGE.read_text()
+
+
+@pytest.fixture(autouse=True)
+def in_the_projects_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def values_of(option: str, words: Sequence[str]) -> list[str]:
+    return [value for name, value in itertools.pairwise(words) if name == option]
+
+
+def test_tables_are_those_of_the_metrics() -> None:
+    assert len(commands(TEXT, "compare")) >= 4
+    assert renewed(TEXT) == TEXT
+
+
+@pytest.mark.parametrize("words", [typed.words for typed in commands(TEXT, "plot")])
+def test_figures_are_those_of_the_metrics(words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    from matplotlib.image import imread
+
+    (file,) = values_of("--out", words)
+    assert f"]({Path(file).relative_to('docs')})" in TEXT, "the page does not show it"
+    again = tmp_path / "again.png"
+    run([str(again) if word == file else word for word in words])
+    before, now = imread(file), imread(again)
+    assert before.shape == now.shape
+    # Another version of matplotlib may set its letters a hair differently.
+    assert float(np.abs(before - now).mean()) < 0.01
+
+
+@pytest.mark.parametrize(
+    "words", [typed.words for name in ("run", "sweep") for typed in commands(TEXT, name)]
+)
+def test_commands_that_train_are_accepted(words: list[str]) -> None:
+    load_settings(words[1], values_of("--set", words))
+    if words[0] == "sweep":
+        (algorithms,) = values_of("--algorithms", words) or ["fedavg"]
+        (rates,) = values_of("--client-lrs", words) or ["0.1"]
+        (seeds,) = values_of("--seeds", words) or ["0"]
+        Grid.parse(algorithms, rates, seeds)
+
+
+def test_every_figure_and_every_run_is_used() -> None:
+    drawn = {file for typed in commands(TEXT, "plot") for file in values_of("--out", typed.words)}
+    assert len(drawn) >= 4
+    named = [word for name in ("plot", "compare") for t in commands(TEXT, name) for word in t.words]
+    kept = [file.parent.relative_to(ROOT) for file in ROOT.glob("docs/reproduction/**/config.toml")]
+    assert kept
+    unused = [run for run in kept if not any(run.is_relative_to(word) for word in named)]
+    assert not unused
