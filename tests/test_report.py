@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvarp.comparison import group_runs, read_runs
+from fedvarp.comparison import compact, group_runs, read_runs
 from fedvarp.report import write_report
 from fedvarp.report.participation import participation, staleness
 from fedvarp.run_directory import RunDirectory, RunError
@@ -62,6 +62,14 @@ def chart(file: Path, name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return digits_runs(tmp_path_factory.mktemp("real"))
+
+
+def test_a_page_of_copies_claims_nothing_they_leave_out(real_runs: Path, tmp_path: Path) -> None:
+    compact([real_runs], tmp_path / "copies")
+    page = Page(write_report([tmp_path / "copies"], tmp_path / "page.html"))
+    assert "6 runs of 20 rounds: FedAvg, MIFA, FedVARP." in page.words
+    assert "these copies of runs leave it out" in page.words
+    assert "every reply was finite" not in page.words
 
 
 def test_the_page_is_complete_repeats_to_the_byte_and_leaves_no_draft(

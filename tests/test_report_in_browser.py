@@ -93,7 +93,7 @@ def test_it_renders_all_charts(tab: Tab) -> None:
         assert tab.curves(chart) > 0, chart
     assert tab.page.locator("#participation .barlayer .point path").count() > 0
     assert visible_lines(tab, "test-accuracy") == ["FedAvg", "MIFA", "FedVARP"]
-    assert tab.page.locator("table").count() == 6
+    assert tab.page.locator("table").count() == 7
 
 
 def test_a_legend_click_hides_a_curve_in_every_chart_and_another_brings_it_back(tab: Tab) -> None:

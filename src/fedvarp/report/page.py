@@ -164,6 +164,8 @@ def _refused(groups: Sequence[Group]) -> str:
         for record in run.metrics
         for client, why in record.get("refused", {}).items()
     ]
+    if not any("refused" in record for g in groups for run in g.runs for record in run.metrics):
+        return "<p>Not known: these copies of runs leave it out.</p>"
     if not refusals:
         return "<p>None: every reply was finite, and was used.</p>"
     many = len(refusals) > _MOST_REFUSALS
