@@ -60,7 +60,7 @@ def test_commands_that_train_are_accepted(words: list[str]) -> None:
 
 def test_every_figure_and_every_run_is_used() -> None:
     drawn = {file for typed in commands(TEXT, "plot") for file in values_of("--out", typed.words)}
-    assert len(drawn) >= 4
+    assert len(drawn) >= 6
     named = [word for name in ("plot", "compare") for t in commands(TEXT, name) for word in t.words]
     kept = [file.parent.relative_to(ROOT) for file in ROOT.glob("docs/reproduction/**/config.toml")]
     assert kept
