@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -123,25 +123,43 @@ def figure(
 
     Without an accuracy the second shows the test loss; what no run measured has no panel.
     """
+    measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
+    size, label = _x_unit(groups, x)
+
+    def draw(axes: Axes, metric: str) -> None:
+        for place, group in enumerate(groups):
+            if group.records(metric):
+                _draw(axes, group, metric, x, size, smooth, place / len(groups))
+        axes.set_xlabel(label)
+        axes.set_xlim(left=0)
+
+    return panels(measured, draw, log_loss=log_loss, caption=_caption(groups, smooth))
+
+
+def panels(
+    metrics: Sequence[str], draw: Callable[[Axes, str], None], *, log_loss: bool, caption: str
+) -> Figure:
+    """A panel for each metric beside the other, a legend above them and a caption below.
+
+    Args:
+        metrics: What the panels show.
+        draw: Draws a metric, and says what the horizontal axis is.
+        log_loss: Draws losses on a logarithmic axis.
+        caption: In small letters.
+    """
     need_matplotlib()
     from matplotlib.figure import Figure
 
-    measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
-    size, label = _x_unit(groups, x)
     with our_style():
-        drawn = Figure(figsize=(3.4 * len(measured) + 0.2, 3.1), layout="constrained")
-        for column, metric in enumerate(measured):
-            axes = drawn.add_subplot(1, len(measured), column + 1)
-            for place, group in enumerate(groups):
-                if group.records(metric):
-                    _draw(axes, group, metric, x, size, smooth, place / len(groups))
-            axes.set_xlabel(label)
+        drawn = Figure(figsize=(3.4 * len(metrics) + 0.2, 3.1), layout="constrained")
+        for column, metric in enumerate(metrics):
+            axes = drawn.add_subplot(1, len(metrics), column + 1)
+            draw(axes, metric)
             axes.set_ylabel(Y_LABELS[metric])
-            axes.set_xlim(left=0)
             if log_loss and metric != "test_accuracy":
                 logarithmic(axes)
         legend(drawn)
-        drawn.supxlabel(_caption(groups, smooth), fontsize=6.5, color="#555555")
+        drawn.supxlabel(caption, fontsize=6.5, color="#555555")
     return drawn
 
 

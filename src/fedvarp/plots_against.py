@@ -104,9 +104,6 @@ def figure(
     lines: Sequence[Line], setting: str, *, smooth: int = 1, log_loss: bool = False
 ) -> Figure:
     """A panel for the training loss and one for the test accuracy, or what else was measured."""
-    plots.need_matplotlib()
-    from matplotlib.figure import Figure
-
     groups = [group for line in lines for group in line.at.values()]
     measured = [name for name in METRICS if all(group.records(name) for group in groups)][:2]
     if not measured:
@@ -117,23 +114,17 @@ def figure(
     for group in groups:
         _refuse_too_few(group, smooth)
     places = _places({value for line in lines for value in line.at if value is not None})
-    with plots.our_style():
-        drawn = Figure(figsize=(3.4 * len(measured) + 0.2, 3.1), layout="constrained")
-        for column, metric in enumerate(measured):
-            axes = drawn.add_subplot(1, len(measured), column + 1)
-            for line in lines:
-                _draw(axes, line, metric, places, smooth)
-            _label_values(axes, places)
-            axes.set_xlabel(setting)
-            axes.set_ylabel(plots.Y_LABELS[metric])
-            if log_loss and metric != "test_accuracy":
-                plots.logarithmic(axes)
-        plots.legend(drawn)
-        caption = _caption(groups, smooth)
-        if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
-            caption += ". No point where a seed diverged"
-        drawn.supxlabel(caption, fontsize=6.5, color="#555555")
-    return drawn
+
+    def draw(axes: Axes, metric: str) -> None:
+        for line in lines:
+            _draw(axes, line, metric, places, smooth)
+        _label_values(axes, places)
+        axes.set_xlabel(setting)
+
+    caption = _caption(groups, smooth)
+    if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
+        caption += ". No point where a seed diverged"
+    return plots.panels(measured, draw, log_loss=log_loss, caption=caption)
 
 
 def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:
