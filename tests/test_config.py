@@ -20,7 +20,7 @@ from fedvarp.config_files import load_settings, preset_names, preset_summary, pr
 from fedvarp.data import digits
 from fedvarp.experiment import Experiment, build
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.server_optimizers import SGD, Momentum
+from fedvarp.server_optimizers import SGD, Momentum, Steady
 
 MINIMAL = """
 rounds = 3
@@ -308,6 +308,18 @@ def test_local_sgd_and_the_server() -> None:
     assert isinstance(optimizer, Momentum)
     assert (optimizer.lr, optimizer.beta) == (0.3, 0.9)
     assert isinstance(built().server_optimizer, SGD)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steady_steps_of_either_optimizer(momentum: float) -> None:
+    steady = built(f"server_momentum={momentum}", "server_step=steady").server_optimizer
+    assert isinstance(steady, Steady)
+    assert isinstance(steady.inner, Momentum if momentum else SGD)
+
+
+def test_steady_steps_are_for_a_constant_rate() -> None:
+    with pytest.raises(SettingsError, match="lags behind a changing client rate"):
+        built("server_step=steady", "local_sgd.schedule={name='exponential', decay=0.5}")
 
 
 def test_every_setting_reaches_the_simulation() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedvarp import (
     MIFA,
@@ -19,6 +22,8 @@ from fedvarp import (
     RoundUpdates,
     Scaffold,
     Server,
+    ServerOptimizer,
+    Steady,
 )
 
 N, D = 6, 3
@@ -60,8 +65,32 @@ def test_momentum_remembers_directions_not_steps() -> None:
     assert torch.equal(server.w, torch.full((D,), -1.75))
 
 
-def test_an_optimizer_starts_afresh_with_each_server() -> None:
-    optimizer = Momentum(1.0, 0.5)
+def test_a_steady_step_is_as_long_as_the_mean_of_all_so_far() -> None:
+    """v = 1, scales 1, 3, 8: means 1, 2, 4, so w = −½ (1 + 2 + 4)."""
+    server = Server(torch.zeros(D), FedAvg(), Steady(SGD(0.5)))
+    for scale in (1.0, 3.0, 8.0):
+        server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
+    assert torch.equal(server.w, torch.full((D,), -3.5))
+
+
+@pytest.mark.parametrize("inner", [lambda: SGD(0.7), lambda: Momentum(0.7, 0.5)])
+@given(scale=st.floats(1e-6, 1e3))
+def test_steady_steps_change_nothing_where_all_walk_equally_far(
+    inner: Callable[[], ServerOptimizer], scale: float
+) -> None:
+    ws = []
+    for optimizer in (inner(), Steady(inner())):
+        server = Server(torch.zeros(D), FedAvg(), optimizer)
+        for value in (1.0, -0.3, 0.1):
+            server.receive(replace(updates_of(torch.full((2, D), value)), scale=scale))
+        ws.append(server.w)
+    assert torch.equal(*ws)
+
+
+@pytest.mark.parametrize("optimizer", [Momentum(1.0, 0.5), Steady(Momentum(1.0, 0.5))])
+def test_an_optimizer_starts_afresh_with_each_server(optimizer: ServerOptimizer) -> None:
+    for scale in (1.0, 3.0):
+        optimizer.step(torch.zeros(D), torch.ones(D), scale)
     for _ in range(2):
         server = Server(torch.zeros(D), FedAvg(), optimizer)
         server.receive(updates_of(torch.ones(2, D)))

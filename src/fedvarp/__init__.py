@@ -34,6 +34,7 @@ _HOMES: Final = {
     "ServerOptimizer": "server_optimizers",
     "SharedByCluster": "client_states",
     "SimulationResult": "round_loop",
+    "Steady": "server_optimizers",
     "StoreError": "store",
     "cluster_fedvarp": "algorithms",
     "simulate": "simulation",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from fedvarp.server_optimizers import SGD as SGD
     from fedvarp.server_optimizers import Momentum as Momentum
     from fedvarp.server_optimizers import ServerOptimizer as ServerOptimizer
+    from fedvarp.server_optimizers import Steady as Steady
     from fedvarp.simulation import simulate as simulate
     from fedvarp.store import StoreError as StoreError
 else:  # hidden from type checkers, which would take any name for known

@@ -87,6 +87,8 @@ class Settings(Section):
     """Keys the initial weights, the cohorts and the batches."""
     server_lr: Positive = 1.0
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    server_step: Literal["steady"] | None = None
+    """"steady": as long as clients of all rounds so far walked on average; else of this round."""
     client_weights: Literal["equal", "examples"] = "equal"
     """What each client counts for in the objective."""
     clusters: Annotated[str, Field(pattern=CLUSTERS_PATTERN)] | None = None
@@ -152,6 +154,15 @@ class Settings(Section):
     def _only_auto_changes(self) -> Self:
         if self.recluster_every is not None and not (self.clusters or "").startswith("auto:"):
             raise ValueError('recluster_every goes with clusters = "auto:K"; others never change')
+        return self
+
+    @model_validator(mode="after")
+    def _steady_at_one_rate(self) -> Self:
+        if self.server_step is not None and not isinstance(self.local_sgd.schedule, Constant):
+            raise ValueError(
+                'server_step = "steady" is a mean over all rounds, which lags behind a changing '
+                "client rate; it goes with a constant local_sgd.schedule"
+            )
         return self
 
     def as_toml(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from fedvarp.models import (
     quadratic_loss,
 )
 from fedvarp.round_loop import Callback, SimulationResult
-from fedvarp.server_optimizers import SGD, Momentum, ServerOptimizer
+from fedvarp.server_optimizers import SGD, Momentum, ServerOptimizer, Steady
 from fedvarp.simulation import simulate
 
 DataFolder = str | os.PathLike[str] | None
@@ -208,9 +208,10 @@ def _availability(settings: Settings) -> availability.Availability | None:
 
 
 def _server_optimizer(settings: Settings) -> ServerOptimizer:
+    chosen: ServerOptimizer = SGD(settings.server_lr)
     if settings.server_momentum:
-        return Momentum(settings.server_lr, settings.server_momentum)
-    return SGD(settings.server_lr)
+        chosen = Momentum(settings.server_lr, settings.server_momentum)
+    return Steady(chosen) if settings.server_step == "steady" else chosen
 
 
 def _sizes(dataset: FederatedDataset) -> Tensor:  # (N,) float64

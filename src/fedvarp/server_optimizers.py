@@ -110,3 +110,51 @@ class Momentum(ServerOptimizer):
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""
         return {"optimizer": "momentum", "server_lr": self.lr, "server_momentum": self.beta}
+
+
+class Steady(ServerOptimizer):
+    """Another optimiser's steps, each as long as clients walk on average over all rounds so far.
+
+    The number of local steps differs between clients that hold more or less data, and so does its
+    mean from one small cohort to the next. FedVARP's v stands for all clients: how much data this
+    round's happened to hold is no reason to go further along it. Where all clients take equally
+    many steps, nothing changes, to the bit. For a constant client rate: the mean would lag behind a
+    schedule.
+
+    >>> steady, w = Steady(SGD(lr=1.0)), torch.zeros(1)
+    >>> steady.step(w, torch.ones(1), scale=2.0)
+    >>> w
+    tensor([-2.])
+    >>> steady.step(w, torch.ones(1), scale=4.0)  # their mean is 3
+    >>> w
+    tensor([-5.])
+    """
+
+    def __init__(self, inner: ServerOptimizer) -> None:
+        self.inner = inner
+        self._mean = 0.0
+        self._rounds = 0
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """The inner step at the mean of all scales, this one included."""
+        self._rounds += 1
+        self._mean += (scale - self._mean) / self._rounds  # of equal scales, exactly that scale
+        self.inner.step(w, v, self._mean)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The mean and how many rounds it is of, beside what the inner one remembers."""
+        if self._rounds == 0:
+            return self.inner.tensors()
+        so_far = torch.tensor([self._mean, self._rounds], dtype=torch.float64)
+        return {**self.inner.tensors(), "steady": so_far}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes both back."""
+        own = tensors.get("steady")
+        self.inner.load({name: tensor for name, tensor in tensors.items() if name != "steady"})
+        self._mean = 0.0 if own is None else float(own[0])
+        self._rounds = 0 if own is None else int(own[1])
+
+    def describe(self) -> Mapping[str, object]:
+        """Those of the inner one, and that steps are steady."""
+        return {**self.inner.describe(), "server_step": "steady"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import registry
-from fedvarp import SGD, Checkpoint, Momentum, Server, ServerOptimizer
+from fedvarp import SGD, Checkpoint, Momentum, Server, ServerOptimizer, Steady
 from quadratics import Quadratics
 
 N, M, D, ROUNDS = 12, 4, 6, 9
@@ -22,7 +22,15 @@ def problem_for(codec: str) -> Quadratics:
 
 
 def optimizer_named(name: str) -> ServerOptimizer:
-    return SGD() if name == "sgd" else Momentum(0.5, 0.9)
+    return {"sgd": SGD(), "momentum": Momentum(0.5, 0.9), "steady": Steady(Momentum(0.5, 0.9))}[
+        name
+    ]
+
+
+def play(server: Server, problem: Quadratics) -> None:
+    """One round; from one to the next, clients take unequally many steps."""
+    asked = server.broadcast(problem.cohort(server.round, M))
+    server.receive(problem.train(asked, num_steps=1 + server.round % 5))
 
 
 def one_sitting(
@@ -37,7 +45,7 @@ def one_sitting(
         )
         checkpoint.restore(server)
         while server.round < until:
-            server.receive(problem.train(server.broadcast(problem.cohort(server.round, M))))
+            play(server, problem)
             checkpoint.commit(server)
         states = aggregator.states
         rows = None if states is None else states.get(torch.arange(N))
@@ -57,7 +65,7 @@ def assert_equal(one: tuple[object, ...], other: tuple[object, ...]) -> None:
 @every_algorithm
 @every_codec
 @pytest.mark.parametrize("place", registry.PLACES)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "steady"])
 def test_a_run_in_many_sittings_is_the_run_in_one(
     tmp_path: Path, algorithm: str, codec: str, place: str, optimizer: str
 ) -> None:
@@ -91,7 +99,7 @@ def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) 
             server = Server(torch.zeros(D), aggregator, SGD())
             checkpoint.restore(server)
             for t in range(rounds):
-                server.receive(problem.train(server.broadcast(problem.cohort(server.round, M))))
+                play(server, problem)
                 if t < commits:
                     checkpoint.commit(server)
         registry.close(aggregator.states)

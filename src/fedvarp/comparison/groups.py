@@ -30,8 +30,8 @@ RUNNING: Final = (
 )  # fmt: skip
 METHOD: Final = (
     "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
-    "server_lr", "server_momentum", "server_optimizer", "states", "dtype", "cluster_of",
-    "clusters", "recluster_every",
+    "server_lr", "server_momentum", "server_optimizer", "server_step", "states", "dtype",
+    "cluster_of", "clusters", "recluster_every",
 )  # fmt: skip
 
 _MOST_DIFFERENCES: Final = 8  # in one error message
