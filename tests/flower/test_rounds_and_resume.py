@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedvarp import CheckpointError, Momentum
+from fedvarp import CheckpointError, Momentum, Steady
 from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.in_process import InProcessGrid, be_the_server_app
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
@@ -50,10 +50,11 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
 
     app = an_app(reports=True, steps=2)
     deaths: set[int] = set()
-    calm = make(kind, server_optimizer=Momentum(0.1))
+    calm = make(kind, server_optimizer=Steady(Momentum(0.1)))
     whole = run(calm, a_grid(app, 8, seed=0), rounds=6, evaluate_fn=evaluate)
     deaths = {0, 2, 5}
-    settings = {"checkpoint": tmp_path, "states": states, "server_optimizer": Momentum(0.1)}
+    optimizer = Steady(Momentum(0.1))
+    settings = {"checkpoint": tmp_path, "states": states, "server_optimizer": optimizer}
     for seed in (1, 2, 3):
         with pytest.raises(Killed):
             run(make(kind, **settings), a_grid(app, 8, seed), rounds=6, evaluate_fn=evaluate)
