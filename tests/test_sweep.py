@@ -226,6 +226,23 @@ def test_ctrl_c_finishes_rounds_and_the_same_command_goes_on(config: Path, tmp_p
         assert resumed.stopped == "rounds"  # they were left whole, and in use by nobody
 
 
+def test_a_killed_sweep_leaves_no_run_going(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "out" / "small-fedavg-lr0.1-seed0"
+    command = ["sweep", str(config), "--algorithms", "fedavg", "--client-lrs", "0.1", "-q"]
+    rounds = ["--set", "rounds=100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedvarp.cli", *command, *rounds, "--out", str(run.parent)]
+    )
+    try:
+        wait_for(lambda: lines_of(run / "metrics.jsonl") > 5)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: (run / "model.safetensors").exists())  # it stops as if by Ctrl-C
+    resumed = resume(run, [f"rounds={lines_of(run / 'metrics.jsonl') + 1}"], progress=False)
+    assert resumed.stopped == "rounds"
+
+
 # How it chooses
 
 

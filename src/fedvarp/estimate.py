@@ -170,7 +170,7 @@ def _evaluation_seconds(experiment: Experiment) -> float:
     x = (dataset.test or dataset.client(0))[0][:_FORWARD].to(settings.device)
 
     def forward() -> None:
-        with torch.inference_mode():
+        with torch.no_grad():
             experiment.model.eval()(x).sum().item()
 
     test = 0 if dataset.test is None else len(dataset.test[0])

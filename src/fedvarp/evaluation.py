@@ -14,7 +14,8 @@ from torch import Tensor
 from fedvarp.client_sampling import random_subset
 from fedvarp.data import Examples, FederatedDataset
 from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import Loss, laid_out, layers_draw_from
+from fedvarp.local_sgd import Loss, layers_draw_from
+from fedvarp.memory_layout import laid_out
 from fedvarp.randomness import stream
 
 Figures = dict[str, float]
@@ -70,7 +71,7 @@ class Evaluator:
         found = []
         for part in range(start, stop):
             keyed = layers_draw_from(stream(self.seed, "evaluation", part), w.device)
-            with torch.inference_mode(), keyed:
+            with torch.no_grad(), keyed:
                 found.append(self._score(self._examples(part), w.device))
         return found
 
@@ -130,7 +131,7 @@ class Evaluator:
         total = torch.zeros(2, dtype=torch.float64, device=device)
         num_answers = 0
         for x, y in _batches(examples, self.batch_size):
-            inputs, targets = laid_out(x.to(device)), y.to(device)
+            inputs, targets = laid_out(x.to(device), self.model), y.to(device)
             outputs = self.model.module(inputs)
             total[0] += self.loss(outputs, targets).double() * len(x)
             if self.dataset.num_classes is not None:

@@ -58,6 +58,7 @@ class FlatModel:
         self._parameters = tuple(slot.parameter for slot in self._slots)
         self._gradient: tuple[Tensor, ...] = ()
         self.dim = self._slots[-1].stop
+        self.channels_last: bool | None = None  # whether it takes images so; None: not tried yet
 
     @property
     def names(self) -> list[str]:

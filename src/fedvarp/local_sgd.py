@@ -16,6 +16,7 @@ from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.flat_model import FlatModel
 from fedvarp.learning_rates import Constant, Schedule
 from fedvarp.magnitudes import row_magnitudes
+from fedvarp.memory_layout import gathered, laid_out
 from fedvarp.randomness import stream
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -116,7 +117,6 @@ class LocalSGD:
             augment: Random changes to a training batch.
             compiled: Takes the gradient of full batches in place of `model` and `loss`.
         """
-        x, y = laid_out(examples[0]), examples[1]
         local = w.clone()  # line 1
         gradient = torch.empty_like(w)
         velocity = torch.zeros_like(w) if self.momentum else None
@@ -125,10 +125,11 @@ class LocalSGD:
         momentum_so_far = 0.0  # what a constant gradient of 1 would have made the velocity
         augmenting = None if augment is None else stream(seed, "augment", round, client)
         model.bind(local, gradient)
+        x, y = laid_out(examples[0], model), examples[1]
         model.module.train()
         with layers_draw_from(stream(seed, "layers", round, client), w.device):
             for chosen in self.batches(len(x), seed, round, client, x.device):  # line 2
-                inputs, targets = gathered(x, chosen), y.index_select(0, chosen)
+                inputs, targets = gathered(x, chosen, model), y.index_select(0, chosen)
                 if augment is not None and augmenting is not None:
                     inputs = augment(inputs, augmenting)
                 if compiled is not None and len(inputs) == self.batch_size:  # line 3
@@ -200,18 +201,6 @@ class LocalSGD:
         if correction is not None:
             gradient.add_(correction)
         return gradient if velocity is None else velocity.mul_(self.momentum).add_(gradient)
-
-
-def laid_out(x: Tensor) -> Tensor:
-    """Images with their channels last in memory, where convolutions read them fastest."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def gathered(x: Tensor, chosen: Tensor) -> Tensor:
-    """x[chosen] of inputs that are laid out, copied row by row, which plain indexing is not."""
-    if x.ndim != 4:
-        return x.index_select(0, chosen)
-    return x.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -24,6 +25,7 @@ class RecordedRun:
         fingerprint: Of the data, the model and the loss; a resumed run must have the same.
         commit_every: Rounds between checkpoints.
         fsync: Whether they wait for the disk.
+        after_commit: Called once a checkpoint is written.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class RecordedRun:
         fingerprint: str,
         commit_every: int,
         fsync: bool,
+        after_commit: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._simulation = simulation
         self._fingerprint = fingerprint
         self._commit_every = commit_every
         self._fsync = fsync
+        self._after_commit = after_commit
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
             self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=fsync)
             opened.callback(self._checkpoint.close)
@@ -116,6 +120,7 @@ class RecordedRun:
                 "fingerprint": self._fingerprint,
             },
         )
+        self._after_commit()
 
 
 def _is_evaluated(record: Record) -> bool:

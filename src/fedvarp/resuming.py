@@ -40,7 +40,10 @@ def resume(
 
     experiment = build(settings, data_dir)
     if overrides:
-        directory.write_settings(settings.as_toml())
+        kept = settings.as_toml()
+        if settings.trainer == "auto":
+            kept |= directory.chosen_by_auto()
+        directory.write_settings(kept)
     return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 
 

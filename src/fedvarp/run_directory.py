@@ -129,7 +129,7 @@ class RunDirectory:
     def chosen_by_auto(self) -> dict[str, Any]:
         """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
         recorded = self.settings()
-        if "auto" not in recorded:
+        if "auto" not in recorded or recorded.get("trainer") == "auto":
             return {}
         return {name: recorded[name] for name in ("trainer", "workers", "auto") if name in recorded}
 

@@ -167,9 +167,17 @@ def simulate(
         dataset, flat, loss, local_sgd, seed, evaluator, workers, compile=compile, exact=exact
     )
 
-    def remember(chosen: str, why: str) -> None:
-        if directory is not None:
-            directory.write_settings({**kept, "trainer": chosen, "auto": why})
+    chosen: dict[str, str] = {}
+
+    def remember(name: str, why: str) -> None:
+        chosen.update(trainer=name, auto=why)
+
+    def write_choice() -> None:
+        # Not before a checkpoint holds the rounds tried out: after a crash those that are trained
+        # again must be trained as they were.
+        if directory is not None and chosen:
+            directory.write_settings({**kept, **chosen})
+            chosen.clear()
 
     training = make_trainer(trainer, parts, remember) if isinstance(trainer, str) else trainer
     aggregator = (
@@ -194,7 +202,9 @@ def simulate(
         if not directory.exists:
             directory.create(kept)
         what = fingerprint(dataset.fingerprint(), model, loss)
-        with RecordedRun(directory, simulation, what, commit_every, fsync) as recorded:
+        with RecordedRun(
+            directory, simulation, what, commit_every, fsync, write_choice
+        ) as recorded:
             return recorded.run(rounds, progress, announce=settings is None)
     finally:
         if isinstance(trainer, str):

@@ -16,6 +16,7 @@ from typing import IO, Final, Literal, Protocol
 
 from fedvarp.cli_errors import INTERRUPTED
 from fedvarp.cores import CORES_VARIABLE, usable_cores
+from fedvarp.parent_death import signal_when_orphaned, who_is_watched
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
@@ -104,6 +105,7 @@ class _Process:
         self.directory = directory
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in outcome()
         where = [] if data_dir is None else ["--data-dir", str(data_dir)]
+        watched = who_is_watched()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedvarp.cli", "resume", str(directory), "--quiet", *where],
             stdin=subprocess.DEVNULL,
@@ -113,6 +115,8 @@ class _Process:
             # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us, would
             # make them drop their round.
             start_new_session=True,
+            # A sweep that is killed leaves nothing running: its runs finish their round and stop.
+            preexec_fn=lambda: signal_when_orphaned(watched, signal.SIGINT),
         )
 
     @property

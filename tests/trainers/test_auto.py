@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
+from fedvarp.config_files import load_settings
 from fedvarp.data import FederatedDataset
 from fedvarp.evaluation import Evaluator
+from fedvarp.experiment import build
+from fedvarp.resuming import resume
 from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
@@ -60,6 +63,9 @@ def test_who_is_tried(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     torch.set_num_threads(2)  # other sums than a worker's
     assert tried() == ({"sequential"}, {"parallel"})
     assert tried(exact=False) == (everybody, set())
+    trainer = make_trainer("auto", parts(exact=False), lambda name, why: None)
+    assert isinstance(trainer, AutoTrainer)
+    assert not trainer.candidates["parallel"].exact
 
 
 def test_what_the_candidates_promise() -> None:
@@ -218,7 +224,43 @@ def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
     chosen.create({"trainer": "vectorised", "workers": 2, "auto": "why", "exact": False})
     chosen.refuse_other_settings(now, MAY_CHANGE)
     assert chosen.chosen_by_auto() == {"trainer": "vectorised", "workers": 2, "auto": "why"}
+    undone = RunDirectory(tmp_path / "undone")
+    undone.create({"trainer": "auto", "auto": "why it had chosen", "exact": False})
+    assert undone.chosen_by_auto() == {}
     told.create({"trainer": "vectorised", "exact": False})  # auto might choose another
     assert told.chosen_by_auto() == {}
     with pytest.raises(RunError, match="now auto"):
         told.refuse_other_settings(now, MAY_CHANGE)
+
+
+def later(updates: RoundUpdates) -> RoundUpdates:
+    time.sleep(0.2)
+    return updates
+
+
+def test_the_next_candidate_is_tried_where_one_fails() -> None:
+    given = parts()
+    plain = SequentialTrainer(given.dataset, given.model, given.loss, given.local_sgd, 0)
+    slow = Changed(plain, later)
+    told: list[str] = []
+    trainer = AutoTrainer(
+        {
+            "slow": Candidate(slow),
+            "failing": Candidate(Changed(plain, failing)),
+            "quick": Candidate(plain),
+        },
+        lambda name, why: told.append(name),
+    )
+    sent = Broadcast(0, CLIENTS, given.model.vector(), None)
+    for t in range(2):
+        trainer.train(sent, CLIENTS, t)
+    assert told == ["quick"]
+
+
+def test_resume_told_auto_goes_by_the_choice_there_is(tmp_path: Path) -> None:
+    build(load_settings("digits", ["rounds=3", "exact=false"])).run(tmp_path)
+    directory = RunDirectory(tmp_path)
+    directory.write_settings(directory.settings() | {"trainer": "vectorised", "auto": "why"})
+    resume(tmp_path, ["rounds=4", "trainer=auto"], progress=False)
+    assert directory.settings()["trainer"] == "vectorised"
+    assert directory.settings()["rounds"] == 4

@@ -18,6 +18,7 @@ from fedvarp import Broadcast, FlatModel, LocalSGD, SimulationResult, simulate, 
 from fedvarp.cli_errors import sentence
 from fedvarp.client_sampling import Cohort
 from fedvarp.data import FederatedDataset
+from fedvarp.memory_layout import gathered, laid_out
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer, VectorisedTrainer
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
@@ -150,7 +151,60 @@ def test_without_a_compiler_a_model_may_still_change_its_buffers(
     found = run(seeded(StepCounter), compile=True)
     assert bits(found) == bits(expected)
     assert int(found.model.count) == int(expected.model.count) > 0
-    assert caplog.text.count("no compiler") == 1
+    assert caplog.text.count("it changes its own buffers") == 1
+
+
+class Following(nn.Module):
+    """Puts a new tensor in the place of its buffer; a functional call would lose it."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        logits: Tensor = self.linear(x - self.mean)
+        return logits
+
+
+def test_a_model_that_replaces_its_buffers_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    expected = run(seeded(Following))
+    found = run(seeded(Following), compile=True)
+    assert bits(found) == bits(expected)
+    assert torch.equal(found.model.mean, expected.model.mean)
+    assert "it changes its own buffers" in caplog.text
+
+
+def test_one_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of many lengths would each compile a graph, and soon be refused one."""
+    compiled = set()
+
+    def compiling(function: Callable[..., object], **options: object) -> Callable[..., object]:
+        def call(w: Tensor, x: Tensor, y: Tensor) -> object:
+            compiled.add((x.shape, y.shape))
+            return function(w, x, y)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    parts = [(torch.randn(8, length, FEATURES), torch.arange(8) % CLASSES) for length in (2, 3, 4)]
+    data = FederatedDataset(load=parts.__getitem__, num_clients=3)
+    summing = nn.Sequential(nn.Linear(FEATURES, CLASSES), _Sum())
+    found = run(summing, data, compile=True, trainer="sequential")
+    assert found.server.round == 4
+    assert len(compiled) == 1
+
+
+class _Sum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1)
 
 
 def test_a_trainer_of_ones_own_need_not_evaluate() -> None:
@@ -252,3 +306,80 @@ def test_pools_leave_no_file_open() -> None:
 def test_a_failing_worker_is_no_mistake_of_the_program() -> None:
     said = "client 3 of round 1 ended its worker process 3 times"
     assert sentence(WorkerError(said)) == said
+
+
+# Images, laid out as their model can take them
+
+
+class Tutorial(nn.Module):
+    """Flattens by `view`, as many a tutorial does; that fails on channels that come last."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3)
+        self.head = nn.Linear(4 * 4 * 4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.conv(x).relu()
+        logits: Tensor = self.head(features.view(-1, 4 * 4 * 4))
+        return logits
+
+
+class Flattening(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.conv(x).relu().flatten(1))
+        return logits
+
+
+def images(channels: int) -> FederatedDataset:
+    draws = stream(0, "images")
+    parts = [
+        (torch.randn(n, channels, 6, 6, generator=draws), torch.arange(n) % CLASSES) for n in SIZES
+    ]
+    return FederatedDataset(load=parts.__getitem__, num_clients=len(SIZES), test=parts[0])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_that_views_its_features(channels: int) -> None:
+    data = images(channels)
+    found = run(seeded(lambda: Tutorial(channels)), data, trainer="sequential")
+    for trainer in ("parallel", "vectorised"):
+        other = run(seeded(lambda: Tutorial(channels)), data, trainer=trainer, workers=2)
+        assert torch.allclose(other.server.w, found.server.w, atol=1e-6), trainer
+    flattening = run(seeded(lambda: Flattening(channels)), data, trainer="sequential")
+    assert torch.allclose(flattening.server.w, found.server.w, atol=1e-6)
+
+
+@pytest.mark.parametrize(("module", "takes"), [(Tutorial, False), (Flattening, True)])
+def test_images_are_laid_out_as_the_model_takes_them(
+    module: Callable[[int], nn.Module], takes: bool
+) -> None:
+    x = torch.randn(5, 3, 6, 6)
+    chosen = torch.tensor([4, 1])
+    model = FlatModel(module(3).eval())
+    rows = gathered(laid_out(x, model), chosen, model)
+    assert model.channels_last is takes
+    assert rows.is_contiguous(memory_format=torch.channels_last) is takes
+    assert torch.equal(rows, x[chosen])
+    assert not model.module.training
+
+
+class Caching(nn.Module):
+    """Makes a tensor when it is first needed, and keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, CLASSES)
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full((CLASSES,), 2.0)
+        logits: Tensor = self.linear(x) * self.scale
+        return logits
+
+
+def test_what_a_model_keeps_from_an_evaluation_can_be_trained_with() -> None:
+    result = run(Caching(), trainer="sequential")
+    assert "train_loss" in result.metrics[0], "it is evaluated before it is trained"
+    assert result.server.round == 4

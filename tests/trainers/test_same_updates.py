@@ -176,14 +176,6 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_vectorised_refuses_what_it_cannot_get_right() -> None:
-    sent = broadcast_of(FlatModel(perceptron()))
-
-    def summed(outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(outputs, targets, reduction="sum")
-
-    trainer = VectorisedTrainer(dataset(), FlatModel(perceptron()), summed, EPOCHS, 0)
-    with pytest.raises(ValueError, match="mean over examples"):
-        trainer.train(sent, CLIENTS, 0)
     for module in (nn.Sequential(nn.Dropout(0.5), perceptron()), Counting()):
         model = FlatModel(module)
         trainer = VectorisedTrainer(dataset(), model, cross_entropy, EPOCHS, 0)
@@ -205,3 +197,57 @@ def test_vectorised_takes_targets_with_several_numbers() -> None:
     fast = VectorisedTrainer(data, reference.model, cross_entropy, EPOCHS, 5)
     expected = reference.train(sent, CLIENTS, 1)
     assert_same(fast.train(sent, CLIENTS, 1), expected, exact=False)
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="sum")
+
+
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Divides by the weights of the targets there are: no mean over examples."""
+    return cross_entropy(outputs, targets, weight=torch.arange(1.0, outputs.shape[1] + 1))
+
+
+def but_some(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, ignore_index=1)
+
+
+@pytest.mark.parametrize("loss", [squares, summed, by_class, but_some])
+@pytest.mark.parametrize("sgd", SETTINGS[:2], ids=str)
+def test_vectorised_takes_any_loss_of_a_batch(loss: Loss, sgd: LocalSGD) -> None:
+    reference = plain(dataset(), perceptron(), sgd, loss)
+    sent = broadcast_of(reference.model)
+    fast = VectorisedTrainer(reference.dataset, reference.model, loss, sgd, 5)
+    expected = reference.train(sent, CLIENTS, 0)
+    assert_same(fast.train(sent, CLIENTS, 0), expected, exact=False)
+
+
+class Tempered(nn.Module):
+    """A number of its own, and a parameter that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x) / self.temperature
+        return logits
+
+
+def test_vectorised_takes_numbers_and_unused_parameters() -> None:
+    reference = plain(dataset(), Tempered(), EPOCHS)
+    sent = broadcast_of(reference.model)
+    fast = VectorisedTrainer(reference.dataset, reference.model, cross_entropy, EPOCHS, 5)
+    expected = reference.train(sent, CLIENTS, 0)
+    assert_same(fast.train(sent, CLIENTS, 0), expected, exact=False)
+
+
+def test_vectorised_refuses_clients_of_different_shapes() -> None:
+    parts = [(torch.zeros(4, width), torch.zeros(4, dtype=torch.int64)) for width in (3, 5)]
+    data = FederatedDataset(load=parts.__getitem__, num_clients=2)
+    model = FlatModel(nn.Linear(3, 2))
+    trainer = VectorisedTrainer(data, model, cross_entropy, EPOCHS, 0)
+    with pytest.raises(ValueError, match=r"\(3,\) and \(5,\), which cannot be trained at once"):
+        trainer.train(Broadcast(0, torch.arange(2), model.vector(), None), torch.arange(2), 0)

@@ -265,6 +265,27 @@ def test_what_auto_chose_is_in_the_settings_and_stays(
     assert bits(found) == bits(run(some_digits))
 
 
+def test_the_choice_is_kept_once_the_rounds_tried_out_are(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    """Else rounds that are trained again after a crash would be trained by another trainer."""
+
+    class PlugPulledError(Exception):
+        pass
+
+    def pull(record: dict[str, Any], server: Server) -> None:
+        if record["round"] == 3:
+            raise PlugPulledError
+
+    common: dict[str, Any] = {"trainer": "auto", "exact": False, "commit_every": 5, "out": tmp_path}
+    with pytest.raises(PlugPulledError):
+        run(some_digits, **common, callbacks=[pull])
+    assert RunDirectory(tmp_path).settings()["trainer"] == "auto"
+    assert "auto" not in RunDirectory(tmp_path).settings()
+    run(some_digits, **common, resume=True)
+    assert RunDirectory(tmp_path).settings()["trainer"] != "auto"
+
+
 def test_a_resumed_run_has_the_workers_auto_had(
     some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedvarp.parent_death import signal_when_orphaned
 from fedvarp.trainers.board import Board
-from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool, _die_with_parent
+from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 
 PATIENCE = 30.0  # seconds that a process may take to go
 
@@ -180,7 +182,7 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(state: str) -> None:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         if state == "busy":
-            assert parent.stdout.readline() == "at work\n"
+            assert parent.stdout.readline().startswith("at work")
         assert all(is_alive(pid) for pid in pids)
     finally:
         parent.kill()
@@ -259,8 +261,33 @@ def test_nobody_waits_for_the_others_of_a_task_that_failed() -> None:
 
 def test_a_worker_whose_parent_died_at_once_ends() -> None:
     process = multiprocessing.get_context("fork").Process(
-        target=_die_with_parent, args=(os.getpid() + 1,)
+        target=signal_when_orphaned, args=(os.getpid() + 1, signal.SIGKILL)
     )
     process.start()
     process.join()
     assert process.exitcode == 1
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    """Linux takes the end of a thread for that of a parent; the next thread finds them at work."""
+    workers = pool(lambda task: None)
+    pids = []
+    for _ in range(2):
+        thread = threading.Thread(target=workers.run, args=(tasks(4),))
+        thread.start()
+        thread.join()
+        pids.append(workers.pids)
+    workers.close()
+    assert pids[0] == pids[1]
+
+
+def test_a_fork_that_inherits_a_pool_does_not_end_it() -> None:
+    workers = pool(lambda task: None)
+    workers.run(tasks(2))
+    before = workers.pids
+    child = multiprocessing.get_context("fork").Process(target=workers._end)
+    child.start()
+    child.join()
+    workers.run(tasks(2))
+    assert workers.pids == before
+    workers.close()

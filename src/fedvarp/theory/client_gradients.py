@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedvarp.data import Examples, FederatedDataset
 from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalSGD, Loss, laid_out, layers_draw_from
+from fedvarp.local_sgd import LocalSGD, Loss, layers_draw_from
+from fedvarp.memory_layout import laid_out
 from fedvarp.randomness import stream
 from fedvarp.theory.spread import Spread
 
@@ -100,7 +101,7 @@ class ClientGradients:
     def examples(self, client: int) -> Examples:
         """(x, y) of a client, where w is."""
         x, y = self.dataset.client(client)
-        return laid_out(x.to(self.w.device)), y.to(self.w.device)
+        return laid_out(x.to(self.w.device), self.model), y.to(self.w.device)
 
     def bind(self, w: Tensor, gradient: Tensor | None) -> None:
         """Makes the model compute at w, as in training."""

@@ -100,7 +100,8 @@ def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTra
         not_tried["parallel"] = why_not
     else:
         parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
-        candidates["parallel"] = Candidate(parallel, for_long_rounds=True)
+        one_thread = torch.get_num_threads() == 1  # as in a worker
+        candidates["parallel"] = Candidate(parallel, exact=one_thread, for_long_rounds=True)
     if not parts.exact and not parts.compile:
         candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
     return AutoTrainer(candidates, on_choice, not_tried)

@@ -28,9 +28,9 @@ _IGNORED: Final = -100  # the target that cross_entropy leaves out of its mean
 class VectorisedTrainer:
     """Step k of all clients at once; equal to `SequentialTrainer` to float tolerance.
 
-    Clients with fewer steps drop out of the later ones, and batches of unequal size are padded and
-    masked. For that the loss must be a mean over examples, which is checked on the first round;
-    the model may draw no random numbers (dropout) and change no buffers while it trains.
+    Clients with fewer steps drop out of the later ones, and batches of unequal size are padded; the
+    loss never sees the padding. The model may draw no random numbers (dropout) and change no
+    buffers while it trains.
 
     Args:
         dataset: The clients' examples.
@@ -53,15 +53,12 @@ class VectorisedTrainer:
         self.loss = loss
         self.local_sgd = local_sgd
         self.seed = seed
-        self._trusts_the_loss = False
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """LocalSGD at all of the clients together."""
         if len(clients) == 0:
             return gather({}, {}, broadcast.w)
         cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
-        if not self._trusts_the_loss:
-            self._refuse_sums(cohort, broadcast.w)
         self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
@@ -85,10 +82,12 @@ class VectorisedTrainer:
             for parameter in parameters.values():
                 parameter.requires_grad_()
             losses = self._losses(parameters, x, y, mask)
-            parts = torch.autograd.grad(losses.sum(), list(parameters.values()))  # line 3
+            parts = torch.autograd.grad(  # line 3
+                losses.sum(), list(parameters.values()), materialize_grads=True
+            )
             total_loss[:going] += losses.detach()
             direction = sgd.direction(
-                torch.cat([part.flatten(1) for part in parts], dim=1),  # each client's own
+                torch.cat([part.reshape(going, -1) for part in parts], dim=1),  # each client's own
                 local[:going],
                 None if velocity is None else velocity[:going],
                 None if cohort.corrections is None else cohort.corrections[:going],
@@ -121,32 +120,21 @@ class VectorisedTrainer:
         """(A,) the loss of each client's batch at its own parameters, (A, ...)."""
         try:
             outputs = _tensor(vmap(self._outputs)(parameters, x))  # (A, B, ...)
-            if mask is None and self.loss is not cross_entropy:
+            if self.loss is cross_entropy:  # the usual one, which needs no loop over clients
+                return _mean_cross_entropy(outputs, y, mask)
+            if mask is None:
                 return _tensor(vmap(self.loss)(outputs, y))
-            by_example = self._by_example(outputs.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2])
         except RuntimeError as error:
             raise ValueError(
                 f"This model or loss cannot be trained for several clients at once: "
                 f"{str(error).splitlines()[0]} Layers that draw random numbers (dropout) or change "
                 f'buffers are the usual cause; trainer="parallel" takes any model.'
             ) from error
-        if mask is None:
-            return by_example.mean(1)
-        return by_example.mul(mask).sum(1) / mask.sum(1)
+        own = zip(outputs, y, mask, strict=True)
+        return torch.stack([self.loss(output[real], target[real]) for output, target, real in own])
 
     def _outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return _tensor(functional_call(self.model.module, parameters, (inputs,)))
-
-    def _by_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """(n,) the loss of each example: that of a batch of one."""
-        if self.loss is cross_entropy:  # the usual one, which can say so itself, and faster
-            by_target = cross_entropy(outputs, targets, reduction="none")
-            return by_target.flatten(1).mean(1) if by_target.ndim > 1 else by_target
-
-        def of_one(output: Tensor, target: Tensor) -> Tensor:
-            return self.loss(output.unsqueeze(0), target.unsqueeze(0))
-
-        return _tensor(vmap(of_one)(outputs, targets))
 
     def _refuse_ignored(self, cohort: _Cohort) -> None:
         """Raises ValueError if cross_entropy would divide by fewer targets than there are."""
@@ -165,23 +153,6 @@ class VectorisedTrainer:
                 f"The model changes its buffers {', '.join(changed)} while it trains, which cannot "
                 f'be done for several clients at once; trainer="parallel" takes any model.'
             )
-
-    def _refuse_sums(self, cohort: _Cohort, w: Tensor) -> None:
-        """Raises ValueError if the loss of a batch is not the mean over its examples."""
-        some = min(cohort.num_examples[0], self.local_sgd.batch_size)
-        x, y = cohort.x[:some], cohort.y[:some]
-        self.model.bind(w)
-        self.model.module.eval()
-        with torch.no_grad():
-            outputs = self.model.module(x)
-            whole, mean = self.loss(outputs, y), self._by_example(outputs, y).mean()
-        if not torch.allclose(whole, mean, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise ValueError(
-                f"The loss of a batch is {float(whole):.6g}, but the mean over its examples is "
-                f"{float(mean):.6g}. The vectorised trainer pads batches of unequal size, so it "
-                f'needs a loss that is a mean over examples; trainer="parallel" takes any loss.'
-            )
-        self._trusts_the_loss = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +196,8 @@ class _Cohort:
             num_examples=[len(examples[client][0]) for client in order],
             num_steps=num_steps,
             corrections=torch.stack([corrections[i] for i in order]) if corrections else None,
-            x=torch.cat([examples[client][0] for client in order]).to(device),
-            y=torch.cat([examples[client][1] for client in order]).to(device),
+            x=_together([examples[client][0] for client in order]).to(device),
+            y=_together([examples[client][1] for client in order]).to(device),
             batches=rows.to(device),
             padded=[
                 any(s[step : step + 1] not in ((), (widest,)) for s in sizes.values())
@@ -260,6 +231,27 @@ def _places(sizes: tuple[int, ...], widest: int) -> Tensor:
     steps = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     within = torch.cat([torch.arange(size) for size in sizes])
     return steps * widest + within
+
+
+def _mean_cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """(A,) of each client's batch, (A, B, ...), the mean over its examples that are real."""
+    by_target = cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none")
+    by_example = by_target.reshape(*outputs.shape[:2], -1).mean(2)
+    if mask is None:
+        return by_example.mean(1)
+    return by_example.mul(mask).sum(1) / mask.sum(1)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    """The examples of all clients in one tensor."""
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
+        raise ValueError(
+            f"Clients hold examples of different shapes, {some}, which cannot be trained at once; "
+            f'trainer="parallel" takes them.'
+        )
+    return torch.cat(parts)
 
 
 def _tensor(value: object) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -20,13 +19,14 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
+from fedvarp.parent_death import signal_when_orphaned, who_is_watched
+
 Task = tuple[int, int, int, int]  # what the numbers mean is between the caller and `work`
 Work = Callable[[Task], None]
 
 _FORMAT: Final = struct.Struct("<4q")
 _DONE: Final = b"\0"
 _MOST_TRIES: Final = 3
-_PR_SET_PDEATHSIG: Final = 1
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class WorkerPool:
                 "Parallel training starts processes, which a daemonic process, such as those of "
                 'multiprocessing.Pool, may not. trainer="sequential" gives the same figures there.'
             )
-        self._end = weakref.finalize(self, _end_all, self._workers)
+        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Does all tasks, each begun in the order given; returns when they are done.
@@ -94,7 +94,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers; `run` would start new ones."""
-        _end_all(self._workers)
+        _end_all(self._workers, os.getpid())
 
     @property
     def pids(self) -> list[int]:
@@ -151,7 +151,7 @@ class WorkerPool:
         ours, theirs = multiprocessing.Pipe()
         others = [worker.pipe for worker in self._workers]
         process = multiprocessing.get_context("fork").Process(
-            target=self._serve, args=(theirs, [ours, *others], os.getpid()), daemon=True
+            target=self._serve, args=(theirs, [ours, *others], who_is_watched()), daemon=True
         )
         with warnings.catch_warnings():
             # Python 3.12 warns of forks beside threads. A worker takes no lock a thread may hold:
@@ -165,12 +165,18 @@ class WorkerPool:
         self,
         pipe: connection.Connection,
         of_the_parent: Sequence[connection.Connection],
-        parent: int,
+        parent: int | None,
     ) -> None:
-        """What a worker does until its parent closes the pipe or dies."""
+        """What a worker does until its parent closes the pipe or dies.
+
+        Args:
+            pipe: The worker's end.
+            of_the_parent: Ends that it has inherited.
+            parent: Whose death is to end it at once; None: when it next looks at its pipe.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _die_with_parent(parent)
+        signal_when_orphaned(parent, signal.SIGKILL)  # elsewhere the closed pipe ends the worker
         for inherited in of_the_parent:
             inherited.close()  # else the pipes of a dead parent would stay open
         self.prepare()
@@ -183,14 +189,6 @@ class WorkerPool:
                 except Exception:
                     answer = traceback.format_exc().encode()
                 pipe.send_bytes(answer)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Asks Linux for SIGKILL when the parent dies; elsewhere the closed pipe ends the worker."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
 
 
 def _end_of(process: BaseProcess) -> int:
@@ -227,7 +225,9 @@ def _how_it_ended(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _end_all(workers: list[_Worker]) -> None:
+def _end_all(workers: list[_Worker], owner: int) -> None:
+    if os.getpid() != owner:  # a fork has inherited a pool, and collects it as garbage
+        return
     for worker in workers:
         worker.pipe.close()
         worker.process.kill()
