@@ -12,6 +12,7 @@ from benchmarks.contestant import ROOT
 from benchmarks.reproduction import PAGE, commands, renewed, run
 
 from fedvarp.config_files import load_settings
+from fedvarp.run_directory import RunDirectory
 from fedvarp.sweep import Grid
 
 TEXT = PAGE.read_text()
@@ -58,11 +59,44 @@ def test_commands_that_train_are_accepted(words: list[str]) -> None:
         Grid.parse(algorithms, rates, seeds)
 
 
+RESNET = Path("docs/reproduction/cifar10-resnet18")
+ROWS = {
+    "fedavg": "FedAvg",
+    **{
+        f"{name}-{kind}": f"{label}, {where}"
+        for name, label in {
+            "fedvarp": "FedVARP",
+            "cluster_fedvarp": "ClusterFedVARP",
+            "mifa": "MIFA",
+            "scaffold": "SCAFFOLD",
+        }.items()
+        for kind, where in {
+            "memory-float32": "rows in memory",
+            "disk-float32": "rows on disk",
+            "memory-int8": "int8 in memory",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("run", "row"), ROWS.items())
+def test_the_table_of_resnet_18_is_that_of_the_metrics(run: str, row: str) -> None:
+    (line,) = [line for line in TEXT.splitlines() if line.startswith(f"| {row} |")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    (folder,) = RESNET.glob(f"*/{run}")
+    directory = RunDirectory(folder)
+    last = directory.metrics()[-1]
+    assert last["round"] == 6
+    assert cells[3] == f"{last['server_bytes'] / 1e9:.2f}"
+    assert cells[5].removesuffix(", the same bits") == f"{last['train_loss']:.4f}"
+
+
 def test_every_figure_and_every_run_is_used() -> None:
     drawn = {file for typed in commands(TEXT, "plot") for file in values_of("--out", typed.words)}
     assert len(drawn) >= 6
     named = [word for name in ("plot", "compare") for t in commands(TEXT, name) for word in t.words]
     kept = [file.parent.relative_to(ROOT) for file in ROOT.glob("docs/reproduction/**/config.toml")]
     assert kept
+    named.append(str(RESNET))  # whose table is checked above
     unused = [run for run in kept if not any(run.is_relative_to(word) for word in named)]
     assert not unused
