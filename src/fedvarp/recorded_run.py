@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from fedvarp.checkpoint import Checkpoint
-from fedvarp.run_directory import Journal, RunDirectory, RunError
+from fedvarp.run_directory import Journal, RunDirectory, RunError, lasting
 
 if TYPE_CHECKING:
     from fedvarp.round_loop import Record, Simulation, SimulationResult
@@ -23,6 +23,7 @@ class RecordedRun:
         directory: Where.
         simulation: What to run.
         fingerprint: Of the data, the model and the loss; a resumed run must have the same.
+        settings: Of the run; a resumed run must have those its checkpoint was made with.
         commit_every: Rounds between checkpoints.
         fsync: Whether they wait for the disk.
         after_commit: Called once a checkpoint is written.
@@ -33,6 +34,7 @@ class RecordedRun:
         directory: RunDirectory,
         simulation: Simulation,
         fingerprint: str,
+        settings: Mapping[str, Any],
         commit_every: int,
         fsync: bool,
         after_commit: Callable[[], None],
@@ -40,6 +42,7 @@ class RecordedRun:
         self._directory = directory
         self._simulation = simulation
         self._fingerprint = fingerprint
+        self._settings = lasting(settings)
         self._commit_every = commit_every
         self._fsync = fsync
         self._after_commit = after_commit
@@ -95,12 +98,27 @@ class RecordedRun:
                 f"another loss. (A data set that changes each time it is loaded cannot be resumed; "
                 f"randomness belongs into its `augment`.)"
             )
+        self._refuse_edited_settings()
         if self._checkpoint.restore(self._simulation.server):
             self._simulation.buffers = self._checkpoint.tensors()
         notes = self._checkpoint.notes
         self._metrics.cut_back(notes.get("metrics_bytes", 0))
         if self._timings.size >= notes.get("timings_bytes", 0):  # else some were lost: no matter
             self._timings.cut_back(notes.get("timings_bytes", 0))
+
+    def _refuse_edited_settings(self) -> None:
+        """What was set when the checkpoint was made must still be set so; names may have joined."""
+        before = self._checkpoint.notes.get("settings", {})
+        edited = [
+            f"{name} = {value} (now {self._settings.get(name, 'not set')})"
+            for name, value in before.items()
+            if self._settings.get(name) != value
+        ]
+        if edited:
+            raise RunError(
+                f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
+                f"config.toml was edited since. Put it back to go on, or begin a run of its own."
+            )
 
     def _keep(self, record: Record, seconds: float) -> None:
         self._metrics.append(record)
@@ -118,6 +136,7 @@ class RecordedRun:
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
                 "fingerprint": self._fingerprint,
+                "settings": self._settings,
             },
         )
         self._after_commit()

@@ -30,6 +30,13 @@ MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers"
 """What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
 
+def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a resumed run keeps, under dotted names, as JSON gives them back."""
+    kept = {n: v for n, v in flattened(_without_none(settings)).items() if n not in MAY_CHANGE}
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
+
+
 class RunError(Exception):
     """The run directory cannot be used this way."""
 

@@ -203,7 +203,7 @@ def simulate(
             directory.create(kept)
         what = fingerprint(dataset.fingerprint(), model, loss)
         with RecordedRun(
-            directory, simulation, what, commit_every, fsync, write_choice
+            directory, simulation, what, kept, commit_every, fsync, write_choice
         ) as recorded:
             return recorded.run(rounds, progress, announce=settings is None)
     finally:
