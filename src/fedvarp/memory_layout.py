@@ -33,19 +33,24 @@ def _channels_last(x: Tensor, model: FlatModel) -> bool:
 
 
 def _takes_channels_last(model: FlatModel, x: Tensor) -> bool:
-    """Whether the model computes anything for such images.
+    """Whether the model computes anything for such images, or nothing for plain ones either.
 
     `x.view(...)` on what a convolution gives fails for them, and many a model flattens its features
-    so. Any other failure is left to training, which says whose client it was.
+    so. A model that fails on both is left to training, which says whose client it was.
     """
-    module, was_training, buffers = model.module, model.module.training, model.buffers()
     some = torch.arange(min(2, len(x)), device=x.device)
-    module.eval()
+    return _computes(model, _rows(x, some)) or not _computes(model, x.index_select(0, some))
+
+
+def _computes(model: FlatModel, x: Tensor) -> bool:
+    module, was_training, buffers = model.module, model.module.training, model.buffers()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module(_rows(x, some))
-    except RuntimeError as error:
-        return "view size is not compatible" not in str(error)
+            for training in (True, False):
+                module.train(training)
+                module(x)
+    except Exception:
+        return False
     finally:
         module.train(was_training)
         model.load_buffers(buffers)

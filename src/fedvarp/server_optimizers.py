@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.stretches import longest_stretch, stretches
+
+_INNER: Final = "inner/"  # before the names of what an optimiser within another remembers
 
 
 class ServerOptimizer(ABC):
@@ -143,15 +146,16 @@ class Steady(ServerOptimizer):
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The mean and how many rounds it is of, beside what the inner one remembers."""
+        of_inner = {f"{_INNER}{name}": part for name, part in self.inner.tensors().items()}
         if self._rounds == 0:
-            return self.inner.tensors()
-        so_far = torch.tensor([self._mean, self._rounds], dtype=torch.float64)
-        return {**self.inner.tensors(), "steady": so_far}
+            return of_inner
+        return {"steady": torch.tensor([self._mean, self._rounds], dtype=torch.float64), **of_inner}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes both back."""
         own = tensors.get("steady")
-        self.inner.load({name: tensor for name, tensor in tensors.items() if name != "steady"})
+        of_inner = {name: part for name, part in tensors.items() if name.startswith(_INNER)}
+        self.inner.load({name.removeprefix(_INNER): part for name, part in of_inner.items()})
         self._mean = 0.0 if own is None else float(own[0])
         self._rounds = 0 if own is None else int(own[1])
 

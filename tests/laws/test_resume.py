@@ -22,9 +22,11 @@ def problem_for(codec: str) -> Quadratics:
 
 
 def optimizer_named(name: str) -> ServerOptimizer:
-    return {"sgd": SGD(), "momentum": Momentum(0.5, 0.9), "steady": Steady(Momentum(0.5, 0.9))}[
-        name
-    ]
+    return {
+        "sgd": SGD(),
+        "momentum": Momentum(0.5, 0.9),
+        "steady": Steady(Steady(Momentum(0.5, 0.9))),
+    }[name]
 
 
 def play(server: Server, problem: Quadratics) -> None:

@@ -325,6 +325,24 @@ class Tutorial(nn.Module):
         return logits
 
 
+class ViewingInTraining(Tutorial):
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.conv(x).relu()
+        flat = features.view(-1, 64) if self.training else features.flatten(1)
+        logits: Tensor = self.head(flat)
+        return logits
+
+
+class Particular(Tutorial):
+    """Has an exception of its own for what it does not like."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            raise ValueError("need contiguous images")
+        logits: Tensor = self.head(self.conv(x).relu().flatten(1))
+        return logits
+
+
 class Flattening(Tutorial):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.conv(x).relu().flatten(1))
@@ -350,7 +368,10 @@ def test_a_model_that_views_its_features(channels: int) -> None:
     assert torch.allclose(flattening.server.w, found.server.w, atol=1e-6)
 
 
-@pytest.mark.parametrize(("module", "takes"), [(Tutorial, False), (Flattening, True)])
+@pytest.mark.parametrize(
+    ("module", "takes"),
+    [(Tutorial, False), (ViewingInTraining, False), (Particular, False), (Flattening, True)],
+)
 def test_images_are_laid_out_as_the_model_takes_them(
     module: Callable[[int], nn.Module], takes: bool
 ) -> None:

@@ -285,9 +285,10 @@ def test_a_fork_that_inherits_a_pool_does_not_end_it() -> None:
     workers = pool(lambda task: None)
     workers.run(tasks(2))
     before = workers.pids
-    child = multiprocessing.get_context("fork").Process(target=workers._end)
-    child.start()
-    child.join()
+    for ending in (workers._end, workers.close):
+        child = multiprocessing.get_context("fork").Process(target=ending)
+        child.start()
+        child.join()
     workers.run(tasks(2))
     assert workers.pids == before
     workers.close()

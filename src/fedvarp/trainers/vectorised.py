@@ -29,7 +29,8 @@ class VectorisedTrainer:
     """Step k of all clients at once; equal to `SequentialTrainer` to float tolerance.
 
     Clients with fewer steps drop out of the later ones, and batches of unequal size are padded; the
-    loss never sees the padding. The model may draw no random numbers (dropout) and change no
+    loss never sees the padding. The model must treat each example by itself, for it does see the
+    padding; it may draw no random numbers (dropout) and change no
     buffers while it trains.
 
     Args:

@@ -76,7 +76,8 @@ class WorkerPool:
                 "Parallel training starts processes, which a daemonic process, such as those of "
                 'multiprocessing.Pool, may not. trainer="sequential" gives the same figures there.'
             )
-        self._end = weakref.finalize(self, _end_all, self._workers, os.getpid())
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end_all, self._workers, self._owner)
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Does all tasks, each begun in the order given; returns when they are done.
@@ -94,7 +95,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers; `run` would start new ones."""
-        _end_all(self._workers, os.getpid())
+        _end_all(self._workers, self._owner)
 
     @property
     def pids(self) -> list[int]:
