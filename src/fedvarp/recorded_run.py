@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedvarp.checkpoint import Checkpoint
-from fedvarp.run_directory import Journal, RunDirectory, RunError, lasting
+from fedvarp.run_directory import Journal, RunDirectory, RunError, changes, lasting
 
 if TYPE_CHECKING:
     from fedvarp.round_loop import Record, Simulation, SimulationResult
@@ -109,12 +109,7 @@ class RecordedRun:
     def _refuse_edited_settings(self) -> None:
         """What was set when the checkpoint was made must still be set so; names may have joined."""
         before = self._checkpoint.notes.get("settings", {})
-        edited = [
-            f"{name} = {value} (now {self._settings.get(name, 'not set')})"
-            for name, value in before.items()
-            if self._settings.get(name) != value
-        ]
-        if edited:
+        if edited := changes(before, self._settings, before):
             raise RunError(
                 f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
                 f"config.toml was edited since. Put it back to go on, or begin a run of its own."

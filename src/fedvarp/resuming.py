@@ -40,10 +40,7 @@ def resume(
 
     experiment = build(settings, data_dir)
     if overrides:
-        kept = settings.as_toml()
-        if settings.trainer == "auto":
-            kept |= directory.chosen_by_auto()
-        directory.write_settings(kept)
+        directory.write_settings(directory.by_the_choice(settings.as_toml()))
     return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,15 @@ def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     kept = {n: v for n, v in flattened(_without_none(settings)).items() if n not in MAY_CHANGE}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Each of the settings that is no longer what it was, as "lr = 0.1 (now 0.2)"."""
+    return [
+        f"{name} = {before.get(name, 'not set')} (now {now.get(name, 'not set')})"
+        for name in sorted(names)
+        if before.get(name) != now.get(name)
+    ]
 
 
 class RunError(Exception):
@@ -140,6 +149,10 @@ class RunDirectory:
             return {}
         return {name: recorded[name] for name in ("trainer", "workers", "auto") if name in recorded}
 
+    def by_the_choice(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with what auto has chosen here, if they leave it to auto."""
+        return {**settings, **(self.chosen_by_auto() if settings["trainer"] == "auto" else {})}
+
     def refuse_other_settings(
         self, settings: Mapping[str, Any], may_change: frozenset[str]
     ) -> None:
@@ -154,11 +167,7 @@ class RunDirectory:
         """Each setting in which the run was made otherwise, as "lr = 0.1 (now 0.2)"."""
         before = flattened(self.settings())
         now = flattened(_without_none(settings))
-        differences = [
-            f"{name} = {before.get(name, 'not set')} (now {now.get(name, 'not set')})"
-            for name in sorted(before.keys() | now.keys())
-            if name not in may_change and before.get(name) != now.get(name)
-        ]
+        differences = changes(before, now, (before.keys() | now.keys()) - may_change)
         trainers = before.get("trainer"), now.get("trainer")
         goes_by_the_choice = trainers[1] == "auto" and "auto" in before
         # Several threads sum in another order than the single one of a worker.

@@ -193,9 +193,7 @@ def _make_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         directory.create(settings.as_toml())
         return
-    wanted = settings.as_toml()
-    if settings.trainer == "auto":
-        wanted |= directory.chosen_by_auto()
+    wanted = directory.by_the_choice(settings.as_toml())
     if directory.settings() != wanted:
         directory.write_settings(wanted)
 

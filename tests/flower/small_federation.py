@@ -14,8 +14,13 @@ from fedvarp.flower import answer_identity
 from flower.in_process import InProcessGrid
 
 
-def an_app(answers: bool = True, reports: bool = False, steps: int | None = None) -> ClientApp:
-    """Client i moves the model by i + 1; may answer who it is, and report it."""
+def an_app(
+    answers: bool = True, reports: bool = False, steps: int | None = None, uneven: bool = False
+) -> ClientApp:
+    """Client i moves the model by i + 1; may answer who it is, and report it.
+
+    If uneven, it takes i steps more than the others.
+    """
     app = ClientApp()
     if answers:
         answer_identity(app, "partition-id", "region")
@@ -30,7 +35,7 @@ def an_app(answers: bool = True, reports: bool = False, steps: int | None = None
             metrics["partition-id"] = number
             metrics["region"] = number % 3
         if steps is not None:
-            metrics["num-steps"] = steps
+            metrics["num-steps"] = steps + number * uneven
         return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()

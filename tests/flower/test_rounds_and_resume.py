@@ -48,7 +48,7 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
             raise Killed
         return MetricRecord({"norm": float(arrays.to_torch_state_dict()["w"].norm())})
 
-    app = an_app(reports=True, steps=2)
+    app = an_app(reports=True, steps=2, uneven=True)
     deaths: set[int] = set()
     calm = make(kind, server_optimizer=Steady(Momentum(0.1)))
     whole = run(calm, a_grid(app, 8, seed=0), rounds=6, evaluate_fn=evaluate)

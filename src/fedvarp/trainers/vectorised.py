@@ -30,8 +30,7 @@ class VectorisedTrainer:
 
     Clients with fewer steps drop out of the later ones, and batches of unequal size are padded; the
     loss never sees the padding. The model must treat each example by itself, for it does see the
-    padding; it may draw no random numbers (dropout) and change no
-    buffers while it trains.
+    padding; it may draw no random numbers (dropout) and change no buffers while it trains.
 
     Args:
         dataset: The clients' examples.
