@@ -94,6 +94,54 @@ def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path
     assert len(other.measured.cluster_sizes or []) == 5
 
 
+@pytest.mark.parametrize("told", [[], ["states.where=disk"], ["states.dtype=int8"]], ids=str)
+def test_rows_of_a_run_are_measured_as_they_are(
+    config: Path, tmp_path: Path, told: list[str]
+) -> None:
+    """At a rate of nearly nothing rows do not age: those seen leave only the noise of batches."""
+    told = [*told, "client_lr=1e-6", "clients_per_round=10", "rounds=30"]
+    told += ["local_sgd.batch_size=1000", "algorithm=fedvarp"]
+    build(load_settings(config, told)).run(tmp_path / "a", progress=False)
+    after = diagnose(tmp_path / "a", progress=False)
+    own, fresh = after.step_errors_with_rows, after.step_errors
+    assert own is not None
+    assert own.partial_participation < 1e-3 * fresh["fedavg"].partial_participation
+    # After a single round half of the rows are zero: those clients are replayed as nothing.
+    build(load_settings(config, [*told, "rounds=1"])).run(tmp_path / "b", progress=False)
+    unseen = diagnose(tmp_path / "b", progress=False)
+    assert unseen.step_errors_with_rows is not None
+    assert (
+        unseen.step_errors_with_rows.partial_participation
+        > 0.1 * unseen.step_errors["fedavg"].partial_participation
+    )
+
+
+def test_rows_are_shown_in_tables_advice_json_and_figure(config: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    from fedvarp.diagnosis_figure import figure
+
+    told = ["algorithm=cluster_fedvarp", "client_lr=0.05"]
+    build(load_settings(config, told)).run(tmp_path / "run", progress=False)
+    after = diagnose(tmp_path / "run", progress=False)
+    assert "ClusterFedVARP, its rows" in as_text(after, [])
+    assert "With the rows of this run as they are" in advice(after)[0]
+    worse = changed(after, around_rows=1e3)
+    assert "times FedAvg's: they are too old" in advice(worse)[0]
+    kept = after.as_json()["step_errors_with_rows"]
+    assert kept["algorithm"] == "cluster_fedvarp"
+    assert kept["total"] > 0
+    ticks = [label.get_text() for label in figure(after).axes[0].get_xticklabels()]
+    assert ticks[-1] == "ClusterFedVARP,\nits rows"
+
+
+def test_rows_of_other_settings_or_of_other_algorithms_are_left_alone(
+    config: Path, run: Path, tmp_path: Path
+) -> None:
+    assert diagnose(run, ["clients_per_round=2"], progress=False).step_errors_with_rows is None
+    build(load_settings(config, ["algorithm=mifa"])).run(tmp_path / "run", progress=False)
+    assert diagnose(tmp_path / "run", progress=False).step_errors_with_rows is None
+
+
 def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
     told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
     assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
@@ -260,7 +308,9 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     assert "What holds training back" in page
     assert "&lt;b&gt;Bold&lt;/b&gt; advice." in page
     section = page[page.index("diagnosis-title") : page.index("settings-title")]
-    assert section.count("<rect") == 2 * 3 * len(CAUSES) + 2 * len(CAUSES)  # bars, and their keys
+    # Three algorithms twice, the rows of the run once; and the keys of both figures.
+    assert section.count("<rect") == (2 * 3 + 1) * len(CAUSES) + 2 * len(CAUSES)
+    assert "FedVARP, its rows" in section
     assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
     assert "(approx.)" not in section
     kept = json.loads(file.read_text())

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from torch import Tensor
-
-from fedvarp.checkpoint import Checkpoint
 from fedvarp.client_states.codecs import codec_named
 from fedvarp.clusters_by_name import clusters_by_name
 from fedvarp.config import Settings
@@ -22,7 +18,8 @@ from fedvarp.config_files import load_settings, settings_of_run
 from fedvarp.experiment import DataFolder, Experiment, build
 from fedvarp.flat_model import FlatModel
 from fedvarp.learning_rates import Constant
-from fedvarp.run_directory import RunDirectory, RunError
+from fedvarp.run_directory import RunDirectory
+from fedvarp.standpoint import Standpoint, at_checkpoint, at_first
 from fedvarp.theory import conditions, error_terms, measure
 from fedvarp.theory.client_gradients import ClientGradients
 from fedvarp.theory.clustering import CurvePoint, curve
@@ -94,6 +91,15 @@ class Diagnosis:
         )
         return {name: found[name] for name in self.algorithms}
 
+    @property
+    def step_errors_with_rows(self) -> StepErrors | None:
+        """The same for the rows that a run of FedVARP or ClusterFedVARP has, whatever their age."""
+        if self.updates is None:
+            return None
+        return self.updates.errors_with_rows(
+            self.settings.algorithm, self.measured.num_clients, self.settings.clients_per_round
+        )
+
     def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
         """The bounds of the theorems for as many rounds as the settings say, from here on."""
         return {name: _terms(name, self.settings, self.measured, client_lr) for name in self.algorithms}  # fmt: skip # noqa: E501
@@ -109,7 +115,7 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """For files and programs."""
-        settings = self.settings
+        settings, with_rows = self.settings, self.step_errors_with_rows
         return {
             "name": settings.name,
             "algorithm": settings.algorithm,
@@ -122,6 +128,7 @@ class Diagnosis:
             "measured": self.measured.as_json(),
             "updates": None if self.updates is None else dataclasses.asdict(self.updates),
             "step_errors": _plain(self.step_errors),
+            "step_errors_with_rows": None if with_rows is None else _plain({"": with_rows})[""],
             "terms": _plain(self.terms(self.client_lr)),
             "allowed_client_lr": dict(self.allowed_lr),
             "terms_at_allowed_lr": _plain(self.terms(self.smallest_allowed_lr)),
@@ -174,39 +181,37 @@ def diagnose(
     _refuse_other_objectives(settings)
     experiment = build(settings, data_dir)
     flat = FlatModel(experiment.model.to(settings.device))
-    round, w, buffers, found = 0, flat.vector(), flat.buffers(), None
-    if is_run:
-        round, w, buffers, found = _checkpointed(directory, flat.dim, settings.device)
-    return _diagnose(experiment, round, w, buffers, found, sample, updates, progress)
+    if not is_run:
+        return _diagnose(experiment, at_first(flat), sample, updates, progress)
+    with at_checkpoint(directory, experiment, flat, with_rows=not overrides) as standpoint:
+        return _diagnose(experiment, standpoint, sample, updates, progress)
 
 
 def _diagnose(
     experiment: Experiment,
-    round: int,
-    w: Tensor,
-    buffers: Mapping[str, Tensor],
-    found_clusters: Tensor | None,
+    standpoint: Standpoint,
     sample: int | None,
     updates: bool,
     progress: bool | None,
 ) -> Diagnosis:
     settings, dataset = experiment.settings, experiment.dataset
     local = experiment.local_sgd
-    client_lr = local.lr * local.schedule(round)
+    client_lr = local.lr * local.schedule(standpoint.round)
     local = dataclasses.replace(local, lr=client_lr, schedule=Constant())
     clusters = clusters_by_name(settings.clusters, None, dataset)
     cluster_of = clusters.at_first
     if clusters.num_auto is not None:
         # Those of the checkpoint. What a run is still to find is found by the curve.
-        there = found_clusters is not None and int(found_clusters.max()) + 1 == clusters.num_auto
-        cluster_of = found_clusters if there else dataset.cluster_of
+        found = standpoint.clusters
+        there = found is not None and int(found.max()) + 1 == clusters.num_auto
+        cluster_of = found if there else dataset.cluster_of
     measured = measure(
         dataset,
         experiment.model,
         experiment.loss,
         local_sgd=local,
-        w=w,
-        buffers=buffers,
+        w=standpoint.w,
+        buffers=standpoint.buffers,
         cluster_of=cluster_of,
         sample=sample,
         seed=settings.seed,
@@ -221,9 +226,21 @@ def _diagnose(
     if updates:
         flat = FlatModel(experiment.model)
         gradients = ClientGradients(
-            dataset, flat, experiment.loss, local, w, buffers, settings.seed
+            dataset,
+            flat,
+            experiment.loss,
+            local,
+            standpoint.w,
+            standpoint.buffers,
+            settings.seed,
         )
-        spread = measure_updates(gradients, measured.clients, measured.cluster_of, progress)
+        spread = measure_updates(
+            gradients,
+            measured.clients,
+            measured.cluster_of,
+            progress,
+            None if standpoint.rows is None else standpoint.row_of,
+        )
     extra = [] if clusters.num_auto is None else [clusters.num_auto]
     allowed = {
         name: min(c.largest_client_lr for c in _conditions(name, settings, measured, client_lr))
@@ -232,7 +249,7 @@ def _diagnose(
     }
     return Diagnosis(
         settings=settings,
-        round=round,
+        round=standpoint.round,
         client_lr=client_lr,
         measured=measured,
         updates=spread,
@@ -247,23 +264,6 @@ def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
     kept = diagnosis.as_json() | {"advice": list(advice)}
     draft.write_text(json.dumps(kept, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     draft.replace(file)
-
-
-def _checkpointed(
-    directory: RunDirectory, dim: int, device: str
-) -> tuple[int, Tensor, dict[str, Tensor], Tensor | None]:
-    """Round, w, buffers and the clusters found by then, of the last whole round."""
-    if not directory.checkpoint_folder.exists():
-        raise RunError(
-            f"{directory.path} has no checkpoint: no round of it was trained, or it was not "
-            f"copied. `fedvarp diagnose {directory.config_file}` looks at its first model."
-        )
-    with Checkpoint(directory.checkpoint_folder) as checkpoint:
-        if checkpoint.round is None:
-            raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
-        w = checkpoint.store.read_tensor("state", "w", torch.float32, (dim,))
-        clusters = checkpoint.beside_rows().get("cluster_of")
-        return checkpoint.round, w.to(device), checkpoint.tensors(), clusters
 
 
 def _refuse_other_objectives(settings: Settings) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedvarp.comparison.looks import LOOKS
 from fedvarp.comparison.units import in_bytes
 from fedvarp.diagnosis import CAUSES, Diagnosis
+from fedvarp.diagnosis_table import shown_step_errors
 from fedvarp.plots import our_style, save
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Bars = Mapping[str, StepErrors] | Mapping[str, ErrorTerms]
+Bars = Mapping[str, StepErrors] | Mapping[str, ErrorTerms]  # by the label of a bar
 
 
 def draw(found: Diagnosis, out: Path) -> Path:
@@ -32,8 +33,8 @@ def figure(found: Diagnosis) -> Figure:
     rate = min(found.smallest_allowed_lr, found.client_lr)
 
     panels: list[tuple[str, Bars | None]] = [
-        *([("step", found.step_errors)] if found.step_errors else []),
-        ("bound", found.terms(rate)),
+        *([("step", shown_step_errors(found))] if found.step_errors else []),
+        ("bound", {LOOKS[name].label: one for name, one in found.terms(rate).items()}),
         *([("curve", None)] if found.curve else []),
     ]
     with our_style():
@@ -63,16 +64,16 @@ def figure(found: Diagnosis) -> Figure:
 
 
 def _draw_bars(axes: Axes, errors: Bars) -> None:
-    names = list(errors)
-    base = [0.0] * len(names)
+    base = [0.0] * len(errors)
     for cause, look in CAUSES.items():
-        heights = [max(float(getattr(errors[name], cause)), 0.0) for name in names]
+        heights = [max(float(getattr(one, cause)), 0.0) for one in errors.values()]
         axes.bar(
-            range(len(names)), heights, 0.6, bottom=base, label=look.label, color=look.colour,
+            range(len(errors)), heights, 0.6, bottom=base, label=look.label, color=look.colour,
             hatch=look.hatch, edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         base = [low + height for low, height in zip(base, heights, strict=True)]
-    axes.set_xticks(range(len(names)), [LOOKS[name].label for name in names], fontsize=7)
+    labels = [label.replace(", ", ",\n") for label in errors]
+    axes.set_xticks(range(len(errors)), labels, fontsize=7 if len(errors) < 4 else 6)
     axes.grid(axis="x", visible=False)
 
 

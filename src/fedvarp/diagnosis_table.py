@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rich import box
@@ -29,7 +29,7 @@ def grids(found: Diagnosis) -> list[Grid]:
     tables = [_constants(found)]
     if found.step_errors:
         title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
-        tables.append(_by_cause(title, found.step_errors.values()))
+        tables.append(_by_cause(title, shown_step_errors(found)))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
     if found.client_lr > found.smallest_allowed_lr:
         rates.append((found.client_lr, "the run's, beyond some theorems"))
@@ -86,14 +86,27 @@ def _number(estimate: Estimate | None) -> str:
     return f"{estimate.value:.3g}{error}"
 
 
-def _by_cause(title: str, errors: Iterable[StepErrors]) -> Grid:
+def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
+    """Errors of a step by the names they are shown under: algorithms, then the run's own rows."""
+    shown = {LOOKS[name].label: one for name, one in found.step_errors.items()}
+    if (own := found.step_errors_with_rows) is not None:
+        shown[with_rows(LOOKS[own.algorithm].label)] = own
+    return shown
+
+
+def with_rows(label: str) -> str:
+    """What an algorithm is called where its rows are those of the run."""
+    return f"{label}, its rows"
+
+
+def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Grid:
     lines = tuple(
         (
-            LOOKS[one.algorithm].label,
+            label,
             *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
             f"{one.total:.3g}",
         )
-        for one in errors
+        for label, one in errors.items()
     )
     return Grid(title, ("", *_HEADER, "together"), lines)
 

@@ -90,6 +90,50 @@ def test_errors_are_those_of_drawing_cohorts() -> None:
     )
 
 
+def test_rows_as_they_are_against_every_cohort() -> None:
+    """v = mean(y) + average over S of (Δ − y), for any y, over every cohort of 3 of 20."""
+    data = quadratics(N, DIM, sigma2=0.0, smoothness=2.0)
+    flat, sgd = FlatModel(Quadratic(DIM)), LocalSGD(lr=0.2, batch_size=10, steps=3)
+    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM))
+    y = torch.randn(N, DIM, generator=stream(3, "rows"))
+    found = measure_updates(
+        gradients, torch.arange(N), data.cluster_of, row_of=lambda client: y[client]
+    ).errors_with_rows("fedvarp", N, 3)
+    h = torch.stack(
+        [
+            sgd.train(
+                flat, quadratic_loss, torch.zeros(DIM), data.client(i), seed=0, round=1, client=i
+            ).delta
+            for i in range(N)
+        ]
+    ).double()
+    cohorts = torch.combinations(torch.arange(N), 3)
+    v = y.double().mean(0) + (h - y.double())[cohorts].mean(1)
+    by_hand = (v - h.mean(0)).square().sum(1).mean()
+    assert found is not None
+    assert found.partial_participation == pytest.approx(float(by_hand), rel=1e-5)
+    assert found.stochastic_gradient == pytest.approx(0, abs=1e-9)
+
+
+def test_rows_of_noisy_clients_are_measured_without_bias() -> None:
+    """One step: h_i is the gradient. Two noisy trainings each, a sample of 8 of 20."""
+    data = quadratics(N, DIM, sigma2=3.0, sigma_g2=2.0, sigma_K2=0.5)
+    y = torch.randn(N, DIM, generator=stream(4, "rows"))
+    away = gradients_at_zero(data) - y
+    truth = float((away - away.mean(0)).square().sum(1).mean())
+    values = []
+    for seed in range(16):
+        flat, sgd = FlatModel(Quadratic(DIM)), LocalSGD(lr=0.1, batch_size=2, steps=1)
+        gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM), seed=seed)
+        chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:8]
+        found = measure_updates(gradients, chosen, None, row_of=lambda client: y[client])
+        assert found.around_rows is not None
+        values.append(found.around_rows)
+    spread = torch.tensor(values, dtype=torch.float64)
+    assert abs(float(spread.mean()) - truth) < 4 * float(spread.std()) / math.sqrt(16)
+    assert float(spread.std()) < truth / 2  # or the line above could not fail
+
+
 @pytest.mark.parametrize(("sizes", "M"), [([6], 3), ([3, 3], 1), ([3, 3], 2), ([4, 2], 2)])
 def test_shared_rows_against_every_cohort(sizes: list[int], M: int) -> None:
     """Rows left by every cohort that meets their cluster, read by every cohort: by hand."""

@@ -13,12 +13,13 @@ from fedvarp.comparison.looks import look_of
 from fedvarp.comparison.runs import Run
 from fedvarp.comparison.units import in_bytes
 from fedvarp.diagnosis import CAUSES, FILE_NAME
+from fedvarp.diagnosis_table import with_rows
 from fedvarp.run_directory import RunError
 
 TableMaker = Callable[[Grid, str], str]
 
 _WIDTH: Final = 640
-_NAMES: Final = 130  # pixels for the algorithms' names
+_NAMES: Final = 180  # pixels for the algorithms' names
 _BAR: Final = 22
 _STEP: Final = 32
 
@@ -64,8 +65,11 @@ def _one(run: Run, found: Mapping[str, Any], table: TableMaker) -> str:
         f"{found['client_lr']:.3g}.</p>",
     ]
     if found["step_errors"]:
-        parts.append(_figure("Error of one step, E‖v − ∇f‖², measured", found["step_errors"]))
-        parts.append(table(_errors("Error of one step", found["step_errors"]), "numbers"))
+        errors = dict(found["step_errors"])
+        if (own := found.get("step_errors_with_rows")) is not None:
+            errors[with_rows(look_of(own["algorithm"]).label)] = own
+        parts.append(_figure("Error of one step, E‖v − ∇f‖², measured", errors))
+        parts.append(table(_errors("Error of one step", errors), "numbers"))
     bounds = found["terms_at_allowed_lr"]
     rate = min(found["allowed_client_lr"].values())
     title = f"Error floor by the theorems at a client rate of {rate:.2g}, which they all allow"

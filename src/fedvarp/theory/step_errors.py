@@ -9,11 +9,13 @@ update of client i over its batches, FedAvg's direction v has the error
 
 with ν = E‖Δ_i − h_i‖². FedVARP subtracts the state of each client, a Δ_i of an earlier round. If
 nothing moved since, partial participation is gone, and the noise of the states comes in its place.
+Where the states y_i of a run are at hand, nothing need be supposed: h_i − y_i stands in place of
+h_i, with all that age, noise and sharing have done to the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +65,7 @@ class UpdateSpread:
         within_clusters: The same within clusters; None without clusters.
         drift: ‖mean h_i − ∇f‖².
         diverged: Clients left out because their training diverged.
+        around_rows: mean ‖(h_i − y_i) − mean (h − y)‖² for the rows of a run; None without any.
     """
 
     noise: float
@@ -70,6 +73,7 @@ class UpdateSpread:
     within_clusters: float | None
     drift: float
     diverged: int
+    around_rows: float | None = None
 
     def errors(
         self,
@@ -101,12 +105,23 @@ class UpdateSpread:
             )
         return found
 
+    def errors_with_rows(
+        self, algorithm: str, num_clients: int, clients_per_round: int
+    ) -> StepErrors | None:
+        """Of a round with M of N clients, for the rows measured; None without any."""
+        if self.around_rows is None:
+            return None
+        M, N = clients_per_round, num_clients
+        participation = sampling_variance(N, M) * self.around_rows
+        return StepErrors(algorithm, self.noise / M, participation, self.drift)
+
 
 def measure_updates(
     gradients: ClientGradients,
     clients: Tensor,
     cluster_of: Tensor | None,
     progress: bool | None = None,
+    row_of: Callable[[int], Tensor] | None = None,
 ) -> UpdateSpread:
     """Two local trainings at each of the clients; O(d) memory.
 
@@ -115,12 +130,13 @@ def measure_updates(
         clients: (n,) int64, whom to ask: drawn uniformly, or all.
         cluster_of: (N,) int64.
         progress: Whether to show a bar; None: in a terminal.
+        row_of: y_i, (d,), by the number of the client, if there is a table.
     """
     N = gradients.dataset.num_clients
     clusters = torch.zeros(N, dtype=torch.int64) if cluster_of is None else cluster_of
     sizes = torch.bincount(clusters)
     dim, device = gradients.model.dim, gradients.w.device
-    updates, walked_off, cluster = (Spread(dim, device) for _ in range(3))
+    updates, walked_off, from_rows, cluster = (Spread(dim, device) for _ in range(4))
     within = torch.zeros(len(sizes), dtype=torch.float64)
     sampled = torch.zeros(len(sizes), dtype=torch.int64)
     noise, present, diverged = 0.0, -1, 0
@@ -136,6 +152,8 @@ def measure_updates(
         mean = (one + other) / 2
         updates.add(mean)
         cluster.add(mean)
+        if row_of is not None:
+            from_rows.add(mean - row_of(client))
         walked_off.add(mean - gradients.of(client).gradient)
         within[present] = cluster.sum_of_squares
         sampled[present] += 1
@@ -148,17 +166,21 @@ def measure_updates(
     noise /= n
     # Means of two trainings: they spread by ν/2 more than the h_i do, and so does their mean by
     # ν/(2n) in squared length.
-    everybody, all_sampled = torch.tensor([N]), torch.tensor([n])
-    spread = torch.tensor([updates.sum_of_squares], dtype=torch.float64)
-    between = heterogeneity(spread, all_sampled, everybody) - noise / 2 * (N - 1) / N
+
+    def between(spread: Spread) -> float:
+        squares = torch.tensor([spread.sum_of_squares], dtype=torch.float64)
+        among_all = heterogeneity(squares, torch.tensor([n]), torch.tensor([N]))
+        return max(among_all - noise / 2 * (N - 1) / N, 0.0)
+
     inside = heterogeneity(within, sampled, sizes) - noise / 2 * (N - len(sizes)) / N
     bias = squared_norm(float(walked_off.mean @ walked_off.mean), walked_off.sum_of_squares, n, N)
     return UpdateSpread(
         noise=noise,
-        between_clients=max(between, 0.0),
+        between_clients=between(updates),
         within_clusters=None if cluster_of is None else max(inside, 0.0),
         drift=bias - noise / (2 * N),
         diverged=diverged,
+        around_rows=None if row_of is None else between(from_rows),
     )
 
 
