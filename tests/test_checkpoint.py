@@ -9,10 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedvarp.checkpoint
 import fedvarp.store
@@ -135,6 +138,58 @@ def test_a_run_that_was_not_restored_is_not_overwritten(saved: Path) -> None:
         one_round(server)
         with pytest.raises(CheckpointError, match=r"holds a run at round 2.*restore\(\) first"):
             checkpoint.commit(server)
+
+
+@dataclass(eq=False)
+class Drawn(Aggregator):
+    """An algorithm of one's own that remembers: an average of averages over rounds."""
+
+    decay: float = 0.5
+    u: Tensor | None = None
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        fresh = updates.average(updates.deltas)
+        self.u = fresh if self.u is None else self.decay * self.u + fresh
+        return self.u
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.u is None else {"u": self.u}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.u = tensors.get("u")
+
+
+class Forgetful(Drawn):
+    load = Aggregator.load
+
+
+def test_an_algorithm_that_remembers_goes_on_as_if_not_stopped(tmp_path: Path) -> None:
+    straight = a_server(Drawn())
+    with Checkpoint(tmp_path / "new") as checkpoint:
+        assert straight.num_bytes == D * 4
+        for round in range(4):
+            one_round(straight)
+            if round == 1:
+                checkpoint.commit(straight)
+    assert straight.num_bytes == 2 * D * 4
+    with Checkpoint(tmp_path / "new") as checkpoint:
+        resumed = a_server(Drawn())
+        checkpoint.restore(resumed)
+        for _ in range(2):
+            one_round(resumed)
+        assert torch.equal(resumed.w, straight.w)
+        assert not torch.equal(resumed.w, a_server(Drawn()).w)
+        with pytest.raises(CheckpointError, match=r"decay.*0\.5.*0\.9"):
+            checkpoint.restore(a_server(Drawn(decay=0.9)))
+
+
+def test_an_algorithm_that_cannot_take_back_what_it_gave_says_so(tmp_path: Path) -> None:
+    with Checkpoint(tmp_path / "new") as checkpoint:
+        server = a_server(Forgetful())
+        one_round(server)
+        checkpoint.commit(server)
+        with pytest.raises(NotImplementedError, match=r"gave u to be saved, and has no load\(\)"):
+            checkpoint.restore(a_server(Forgetful()))
 
 
 def test_another_format_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ class Checkpoint:
             "round": server.round,
             "server": dict(server.describe()),
             "optimizer": _layout(server.optimizer.tensors()),
+            "aggregator": _layout(server.aggregator.tensors()),
             "states": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
@@ -123,6 +124,8 @@ class Checkpoint:
         batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
         for name, tensor in server.optimizer.tensors().items():
             batch["state", f"optimizer/{name}"] = tensor
+        for name, tensor in server.aggregator.tensors().items():
+            batch["state", f"aggregator/{name}"] = tensor
         for name, tensor in _beside_rows(server).items():
             batch["state", f"states/{name}"] = tensor
         for name, tensor in extra.items():
@@ -157,12 +160,14 @@ class Checkpoint:
         self._refuse_rows_elsewhere(tables)
         w = self.store.read_tensor("state", "w", server.w.dtype, tuple(server.w.shape))
         optimizer = self._read_all("optimizer", self._about["optimizer"])
-        beside_rows = self.beside_rows()
+        aggregator = self._read_all("aggregator", self._about.get("aggregator", {}))
+        beside_rows, device = self.beside_rows(), server.w.device
+        server.aggregator.load({name: tensor.to(device) for name, tensor in aggregator.items()})
         for table in tables:
             table.load(self.store)
         if server.aggregator.states is not None:
             server.aggregator.states.adopt(beside_rows)
-        server.optimizer.load({k: t.to(server.w.device) for k, t in optimizer.items()})
+        server.optimizer.load({name: tensor.to(device) for name, tensor in optimizer.items()})
         server.w.copy_(w)
         server.round = self._about["round"]
         self._owner = server

@@ -125,9 +125,10 @@ class Server:
 
     @property
     def num_bytes(self) -> int:
-        """Memory (or disk) that the model, the optimiser and the client states take."""
+        """Memory (or disk) that the model, the optimiser and the algorithm's memory take."""
         states = self.aggregator.states
-        remembered = sum(tensor.nbytes for tensor in self.optimizer.tensors().values())
+        tensors = [*self.optimizer.tensors().values(), *self.aggregator.tensors().values()]
+        remembered = sum(tensor.nbytes for tensor in tensors)
         return self.w.nbytes + remembered + (0 if states is None else states.num_bytes)
 
     def describe(self) -> Mapping[str, object]:

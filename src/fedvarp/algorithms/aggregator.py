@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from torch import Tensor
 
 from fedvarp.client_states import ClientStates
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server_optimizers import ServerOptimizer
+
+_PLAIN: Final = (bool, int, float, str)
 
 
 class Aggregator(ABC):
@@ -27,6 +30,9 @@ class Aggregator(ABC):
     >>> ones = torch.ones(4, dtype=torch.int64)
     >>> LargestHalf().aggregate(RoundUpdates(torch.arange(4), deltas, ones, ones, scale=0.1))
     tensor([4.])
+
+    One that remembers more than a table of client states says so with `tensors` and `load`: a run
+    that is resumed goes on with what they give and take, and begins anew with all else.
     """
 
     vectors_down: ClassVar[int] = 1  # of the model's size, to each client in a round
@@ -57,7 +63,28 @@ class Aggregator(ABC):
         """The table of client states, saved by checkpoints; None if the algorithm has none."""
         return None
 
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What it remembers from round to round beside its table, saved by checkpoints."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave."""
+        if tensors:
+            raise NotImplementedError(
+                f"{type(self).__name__} gave {', '.join(tensors)} to be saved, and has no load() "
+                f"to take them back. Define it, or the run cannot go on as if it had not stopped."
+            )
+
     def describe(self) -> Mapping[str, object]:
-        """What must be the same for a saved run to go on with this algorithm."""
+        """What must be the same for a saved run to go on with this algorithm.
+
+        The name of the class, the numbers and texts among the fields of a data class, its table.
+        """
         table = {} if self.states is None else self.states.describe()
-        return {"algorithm": type(self).__name__, **table}
+        return {"algorithm": type(self).__name__, **self._plain_fields(), **table}
+
+    def _plain_fields(self) -> dict[str, object]:
+        if not dataclasses.is_dataclass(self):
+            return {}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
