@@ -123,7 +123,9 @@ def test_rows_are_shown_in_tables_advice_json_and_figure(config: Path, tmp_path:
     told = ["algorithm=cluster_fedvarp", "client_lr=0.05"]
     build(load_settings(config, told)).run(tmp_path / "run", progress=False)
     after = diagnose(tmp_path / "run", progress=False)
-    assert "ClusterFedVARP, its rows" in as_text(after, [])
+    text = as_text(after, [])
+    assert "ClusterFedVARP, its rows" in text
+    assert "Spread of the updates, by parameter" in text
     assert "With the rows of this run as they are" in advice(after)[0]
     worse = changed(after, around_rows=1e3)
     assert "times FedAvg's: they are too old" in advice(worse)[0]

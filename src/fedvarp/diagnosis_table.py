@@ -17,7 +17,7 @@ from fedvarp.comparison.units import in_bytes
 from fedvarp.diagnosis import CAUSES, Diagnosis
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.estimators import Estimate
-from fedvarp.theory.step_errors import StepErrors
+from fedvarp.theory.step_errors import ParameterSpread, StepErrors
 
 _WIDTH: Final = 100
 _IN_WORDS: Final = ("", "what it is")  # headers of columns that hold no numbers
@@ -30,6 +30,8 @@ def grids(found: Diagnosis) -> list[Grid]:
     if found.step_errors:
         title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
         tables.append(_by_cause(title, shown_step_errors(found)))
+    if found.updates is not None and found.updates.by_parameter:
+        tables.append(_by_parameter(found.updates.by_parameter))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
     if found.client_lr > found.smallest_allowed_lr:
         rates.append((found.client_lr, "the run's, beyond some theorems"))
@@ -109,6 +111,20 @@ def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Grid:
         for label, one in errors.items()
     )
     return Grid(title, ("", *_HEADER, "together"), lines)
+
+
+def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Grid:
+    lines = tuple(
+        (
+            name,
+            f"{one.between_clients:.3g}",
+            f"{one.around_rows:.3g}",
+            f"{one.around_rows / one.between_clients:.0%}" if one.between_clients > 0 else "–",
+        )
+        for name, one in spreads.items()
+    )
+    header = ("", "between clients", "around the rows of this run", "left")
+    return Grid("Spread of the updates, by parameter", header, lines)
 
 
 def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:

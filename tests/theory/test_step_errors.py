@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from fedvarp import FlatModel, LocalSGD, stream
 from fedvarp.data import Quadratics, from_tensors, quadratics
@@ -113,6 +114,30 @@ def test_rows_as_they_are_against_every_cohort() -> None:
     assert found is not None
     assert found.partial_participation == pytest.approx(float(by_hand), rel=1e-5)
     assert found.stochastic_gradient == pytest.approx(0, abs=1e-9)
+
+
+def test_what_rows_leave_of_each_parameter_adds_up_to_the_whole() -> None:
+    """Rows that know the bias and nothing of the weights."""
+    draw = stream(5, "parameters")
+    parts = [(torch.randn(6, 2, generator=draw) + i, torch.ones(6, 1) * i) for i in range(4)]
+    model = torch.nn.Linear(2, 1)
+    flat, sgd = FlatModel(model), LocalSGD(lr=0.01, batch_size=6, steps=2)
+    gradients = ClientGradients(from_tensors(parts), flat, mse_loss, sgd, flat.vector())
+
+    def row_of(client: int) -> Tensor:
+        update = sgd.train(
+            flat, mse_loss, gradients.w, parts[client], seed=0, round=1, client=client
+        ).delta
+        flat.unflatten(update)["weight"].zero_()
+        return update
+
+    found = measure_updates(gradients, torch.arange(4), None, row_of=row_of)
+    weight, bias = found.by_parameter["weight"], found.by_parameter["bias"]
+    assert bias.around_rows == pytest.approx(0, abs=1e-9)
+    assert bias.between_clients > 0.1
+    assert weight.around_rows == pytest.approx(weight.between_clients)
+    assert weight.between_clients + bias.between_clients == pytest.approx(found.between_clients)
+    assert weight.around_rows + bias.around_rows == pytest.approx(found.around_rows)
 
 
 def test_rows_of_noisy_clients_are_measured_without_bias() -> None:

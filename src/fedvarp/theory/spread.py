@@ -1,4 +1,4 @@
-"""How far vectors lie from their mean, in one pass and with two vectors of memory."""
+"""How far vectors lie from their mean, in one pass and with three vectors of memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ class Spread:
     def __init__(self, dim: int, device: torch.device | str = "cpu") -> None:
         self.weight = 0.0
         self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
-        self.sum_of_squares = 0.0
+        self.squares = torch.zeros_like(self.mean)  # Σ weight · (x − mean)² of each number
 
     def add(self, vector: Tensor, weight: float = 1.0) -> None:
         """One more vector, (d,)."""
         offset = vector.detach().double() - self.mean
         before = self.weight
         self.weight += weight
-        self.sum_of_squares += float(offset @ offset) * weight * before / self.weight
+        self.squares.addcmul_(offset, offset, value=weight * before / self.weight)
         self.mean.add_(offset, alpha=weight / self.weight)
+
+    @property
+    def sum_of_squares(self) -> float:
+        """Over all numbers of the vectors."""
+        return float(self.squares.sum())

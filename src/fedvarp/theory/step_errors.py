@@ -15,8 +15,8 @@ h_i, with all that age, noise and sharing have done to the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -56,6 +56,19 @@ class StepErrors:
 
 
 @dataclass(frozen=True)
+class ParameterSpread:
+    """What the rows of a run do for one parameter of the model.
+
+    Attributes:
+        between_clients: mean ‖h_i − mean h‖² of its numbers.
+        around_rows: The same of h_i − y_i.
+    """
+
+    between_clients: float
+    around_rows: float
+
+
+@dataclass(frozen=True)
 class UpdateSpread:
     """What the updates of a measurement's clients show.
 
@@ -66,6 +79,8 @@ class UpdateSpread:
         drift: ‖mean h_i − ∇f‖².
         diverged: Clients left out because their training diverged.
         around_rows: mean ‖(h_i − y_i) − mean (h − y)‖² for the rows of a run; None without any.
+        by_parameter: The same for each parameter of the model; empty without rows. A row ages
+            faster in some layers than in others.
     """
 
     noise: float
@@ -74,6 +89,7 @@ class UpdateSpread:
     drift: float
     diverged: int
     around_rows: float | None = None
+    by_parameter: Mapping[str, ParameterSpread] = field(default_factory=dict)
 
     def errors(
         self,
@@ -139,7 +155,7 @@ def measure_updates(
     updates, walked_off, from_rows, cluster = (Spread(dim, device) for _ in range(4))
     within = torch.zeros(len(sizes), dtype=torch.float64)
     sampled = torch.zeros(len(sizes), dtype=torch.int64)
-    noise, present, diverged = 0.0, -1, 0
+    noises, present, diverged = torch.zeros_like(updates.mean), -1, 0
     order = clients[clusters[clients].argsort(stable=True)].tolist()
     for client in counted(order, "Measuring updates", progress):
         one, other = (_update(gradients, client, key) for key in _TWICE)
@@ -148,7 +164,7 @@ def measure_updates(
             continue
         if int(clusters[client]) != present:
             present, cluster = int(clusters[client]), Spread(dim, device)
-        noise += 0.5 * float((one - other).square().sum())
+        noises += 0.5 * (one - other).square()
         mean = (one + other) / 2
         updates.add(mean)
         cluster.add(mean)
@@ -163,24 +179,37 @@ def measure_updates(
             f"Local training diverged at {diverged} of {len(clients)} clients: there is no update "
             f"to measure. Lower the client rate (--set client_lr=…)."
         )
-    noise /= n
-    # Means of two trainings: they spread by ν/2 more than the h_i do, and so does their mean by
-    # ν/(2n) in squared length.
+    noises /= n
+    noise = float(noises.sum())
 
-    def between(spread: Spread) -> float:
-        squares = torch.tensor([spread.sum_of_squares], dtype=torch.float64)
-        among_all = heterogeneity(squares, torch.tensor([n]), torch.tensor([N]))
-        return max(among_all - noise / 2 * (N - 1) / N, 0.0)
+    def between(squares: Tensor, noises: Tensor) -> float:
+        # Means of two trainings: they spread by ν/2 more than the h_i do, and so does their mean
+        # by ν/(2n) in squared length.
+        total = squares.sum().cpu().reshape(1)
+        among_all = heterogeneity(total, torch.tensor([n]), torch.tensor([N]))
+        return max(among_all - float(noises.sum()) / 2 * (N - 1) / N, 0.0)
+
+    def by_parameter() -> dict[str, ParameterSpread]:
+        parts = (gradients.model.unflatten(v) for v in (updates.squares, from_rows.squares, noises))
+        all_squares, row_squares, all_noises = parts
+        return {
+            name: ParameterSpread(
+                between(all_squares[name], all_noises[name]),
+                between(row_squares[name], all_noises[name]),
+            )
+            for name in all_squares
+        }
 
     inside = heterogeneity(within, sampled, sizes) - noise / 2 * (N - len(sizes)) / N
     bias = squared_norm(float(walked_off.mean @ walked_off.mean), walked_off.sum_of_squares, n, N)
     return UpdateSpread(
         noise=noise,
-        between_clients=between(updates),
+        between_clients=between(updates.squares, noises),
         within_clusters=None if cluster_of is None else max(inside, 0.0),
         drift=bias - noise / (2 * N),
         diverged=diverged,
-        around_rows=None if row_of is None else between(from_rows),
+        around_rows=None if row_of is None else between(from_rows.squares, noises),
+        by_parameter={} if row_of is None else by_parameter(),
     )
 
 
