@@ -93,6 +93,21 @@ def test_the_quickest_fedavg_is_the_baseline(tmp_path: Path) -> None:
     assert not mine.first_speed_up.is_lower_bound
 
 
+def test_a_speed_up_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    write_run(tmp_path / "a0", [0.1, 0.1, 0.1, 0.5], algorithm="fedavg", seed=0)
+    write_run(tmp_path / "a1", [0.1, 0.5, 0.5, 0.5], algorithm="fedavg", seed=1)
+    write_run(tmp_path / "s0", [0.1, 0.1, 0.5, 0.5], algorithm="scaffold", seed=0)
+    write_run(tmp_path / "s7", [0.1, 0.5, 0.5, 0.5], algorithm="scaffold", seed=7)
+    write_run(tmp_path / "v7", [0.1, 0.5, 0.5, 0.5], algorithm="fedvarp", seed=7)
+    fedavg, scaffold, fedvarp = compare([tmp_path], target=0.5).rows
+    assert fedavg.first_speed_up is not None
+    assert scaffold.first_speed_up is not None
+    assert fedvarp.first_speed_up is not None
+    assert fedavg.first_speed_up.factor == 1
+    assert scaffold.first_speed_up.factor == 30 / 20  # seed 0 of both
+    assert fedvarp.first_speed_up.factor == 20 / 10  # none in common: all that there are
+
+
 def test_the_baseline_is_of_the_same_task(tmp_path: Path) -> None:
     five, ten = ({"clients_per_round": M} for M in (5, 10))
     write_run(tmp_path / "a5", [0.1, 0.1, 0.1, 0.5], algorithm="fedavg", settings=five)
@@ -425,11 +440,11 @@ def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
     assert "FedVARP 0.1 2 50 15 kB 1.05 kB 1 min 42 s" in found
 
 
-def test_rates_are_told_in_a_few_digits(tmp_path: Path) -> None:
+def test_rates_of_the_papers_grid_are_powers_of_ten(tmp_path: Path) -> None:
     for lr in (0.1, 10**-1.5):
         write_run(tmp_path / str(lr), [0.1, 0.2], lr=lr)
     labels = [row.group.label for row in compare([tmp_path]).rows]
-    assert labels == ["FedVARP (lr=0.0316228)", "FedVARP (lr=0.1)"]
+    assert labels == ["FedVARP (lr=10^-1.5)", "FedVARP (lr=0.1)"]
 
 
 def test_a_single_seed_needs_no_table_of_seeds(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedvarp.comparison.table import Comparison, Row, Spread
 from fedvarp.comparison.targets import Reached, SpeedUp
-from fedvarp.comparison.units import in_bytes, in_digits, in_percent, in_seconds
+from fedvarp.comparison.units import in_bytes, in_digits, in_percent, in_seconds, in_short
 
 _NOTHING: Final = "–"
 _SPREADS: Final = (
@@ -57,8 +57,8 @@ def explanations(comparison: Comparison) -> list[str]:
             "Rounds to the target: “first” counts to the first evaluation that meets it, “mean of "
             f"{comparison.smooth}” to the first at which the mean of the last {comparison.smooth} "
             "evaluations does; means over seeds. Bytes: up and down, all clients together, by the "
-            "first rule. Speed-up: rounds of the quickest FedAvg on the same task over rounds; > "
-            "where FedAvg never got there in some seed."
+            "first rule. Speed-up: rounds of the quickest FedAvg on the same task over rounds, in "
+            "the seeds that both have; > where FedAvg never got there in some seed."
         )
     if any(len(row.group.runs) > 1 for row in comparison.rows):
         about.append("± is the sample standard deviation over seeds.")
@@ -212,7 +212,7 @@ def _name(row: Row) -> str:
 def _rate(rate: object) -> str:
     if rate is None:
         return _NOTHING
-    return f"{rate:g}" if isinstance(rate, (int, float)) else str(rate)
+    return in_short(rate) if isinstance(rate, (int, float)) else str(rate)
 
 
 def _reached(reached: Reached | None) -> str:

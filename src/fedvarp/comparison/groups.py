@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedvarp.comparison.looks import Look, in_order, look_of
 from fedvarp.comparison.runs import Floats, Run
 from fedvarp.comparison.targets import running_mean
+from fedvarp.comparison.units import in_short
 from fedvarp.run_directory import RunError
 
 XAxis = Literal["rounds", "bytes", "time"]
@@ -254,7 +255,7 @@ def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
 
 def _told(settings: Mapping[str, Any], name: str) -> str:
     value = settings.get(name, "unset")
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return in_short(value) if isinstance(value, float) else str(value)
 
 
 def _short(name: str) -> str:

@@ -129,8 +129,8 @@ def compare(
             smooth,
             one,
             two,
-            _speed_up(_baselines(groups, first, group), one),
-            _speed_up(_baselines(groups, smoothed, group), two),
+            _speed_up(_baselines(groups, first, group), one, group),
+            _speed_up(_baselines(groups, smoothed, group), two, group),
         )
         for group, one, two in zip(groups, first, smoothed, strict=True)
     ]
@@ -164,21 +164,34 @@ def _target(
 
 def _baselines(
     groups: Sequence[Group], reached: Sequence[Reached | None], mine: Group
-) -> list[Reached]:
+) -> list[tuple[Group, Reached]]:
     """When FedAvg got there, with each of its rates, on the same task."""
     return [
-        one for group, one in zip(groups, reached, strict=True)
+        (group, one) for group, one in zip(groups, reached, strict=True)
         if group.algorithm == BASELINE and one is not None and group.task == mine.task
     ]  # fmt: skip
 
 
-def _speed_up(baselines: Sequence[Reached], mine: Reached | None) -> SpeedUp | None:
-    """Over the quickest FedAvg, so that a badly tuned one makes nobody look good."""
+def _speed_up(
+    baselines: Sequence[tuple[Group, Reached]], mine: Reached | None, group: Group
+) -> SpeedUp | None:
+    """Over the quickest FedAvg, so that a badly tuned one makes nobody look good.
+
+    Of the seeds that both have, if any: an unlucky one is unlucky on both sides.
+    """
     if not baselines or mine is None:
         return None
     # One that got there in every seed goes before one that did not, however short that one was.
-    quickest = min(baselines, key=lambda one: (one.mean_rounds is None, one.at_least_rounds))
-    return SpeedUp.over(quickest, mine)
+    quickest, theirs = min(
+        baselines, key=lambda one: (one[1].mean_rounds is None, one[1].at_least_rounds)
+    )
+    shared = {run.seed for run in group.runs} & {run.seed for run in quickest.runs}
+    if shared:
+        theirs, mine = (
+            reached.of([run.seed in shared for run in runs])
+            for reached, runs in ((theirs, quickest.runs), (mine, group.runs))
+        )
+    return SpeedUp.over(theirs, mine)
 
 
 def _row(

@@ -8,6 +8,7 @@ comes later, and means that the run stays there.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ class Reached:
     rounds: tuple[int | None, ...]
     sent: tuple[float | None, ...]
     lasted: tuple[int, ...]
+
+    def of(self, wanted: Sequence[bool]) -> Reached:
+        """The same for some of the runs."""
+        return Reached(
+            tuple(itertools.compress(self.rounds, wanted)),
+            tuple(itertools.compress(self.sent, wanted)),
+            tuple(itertools.compress(self.lasted, wanted)),
+        )
 
     @property
     def count(self) -> int:

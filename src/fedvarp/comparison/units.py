@@ -7,6 +7,8 @@ from typing import Final
 
 BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
+_LONG_NUMBER: Final = 7  # letters that are too many for a label
+
 
 def byte_unit(largest: float) -> tuple[float, str]:
     """The unit in which `largest` bytes is a number from 1 to 1000, and its size.
@@ -65,3 +67,17 @@ def in_digits(mean: float, std: float | None) -> str:
     if not math.isfinite(mean):
         return "not finite"
     return f"{mean:.3g}{'' if std is None else f' ± {std:.2g}'}"
+
+
+def in_short(number: float) -> str:
+    """A setting as people write it: a rate of the paper's grid is a power of ten.
+
+    >>> in_short(0.1), in_short(10**-1.5), in_short(0.05), in_short(1 / 3)
+    ('0.1', '10^-1.5', '0.05', '0.333333')
+    """
+    text = f"{number:g}"
+    if number > 0 and len(text) > _LONG_NUMBER:
+        halves = round(2 * math.log10(number))
+        if math.isclose(number, 10 ** (halves / 2), rel_tol=1e-9):
+            return f"10^{halves / 2:g}"
+    return text
