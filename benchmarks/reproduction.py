@@ -14,9 +14,11 @@ from typing import Final
 
 from typer.testing import CliRunner
 
+from benchmarks import steadiness
 from benchmarks.contestant import ROOT
 from fedvarp.cli import app
 
+_STEADINESS: Final = "python -m benchmarks.steadiness "
 PAGE: Final = ROOT / "docs" / "reproduction.md"
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
@@ -57,7 +59,7 @@ def run(words: Sequence[str]) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the tables that its `fedvarp compare` commands print today."""
+    """The page with the tables that its commands print today."""
 
     def renew(block: re.Match[str]) -> str:
         return "".join(f"$ {typed.line}\n{_output_today(typed)}" for typed in _typed(block[0]))
@@ -75,6 +77,8 @@ def main() -> None:
 
 
 def _output_today(typed: Typed) -> str:
+    if typed.line.startswith(_STEADINESS):
+        return steadiness.text(shlex.split(typed.line.removeprefix(_STEADINESS)))
     return run(typed.words) if typed.words[:1] == ["compare"] else typed.output
 
 

@@ -84,8 +84,20 @@ def test_bytes_and_time_are_what_was_sent_and_spent_until_each_evaluation(tmp_pa
 def test_smoothing_is_the_running_mean_of_each_seed(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [0.1, 0.3, 0.8])
     drawn = figure(group_runs(read_runs([tmp_path])[0]), smooth=2)
-    np.testing.assert_allclose(y_of(drawn.axes[0]), [np.nan, 20, 55])
-    assert drawn.get_supxlabel() == "Running mean over 2 evaluations"
+    faint, smoothed = (line.get_ydata() for line in drawn.axes[0].get_lines())
+    np.testing.assert_allclose(np.asarray(smoothed, dtype=float), [np.nan, 20, 55])
+    np.testing.assert_allclose(np.asarray(faint, dtype=float), [10, 30, 80])
+    expected = "Running mean over 2 evaluations; faint: each evaluation"
+    assert drawn.get_supxlabel() == expected
+
+
+def test_the_caption_says_who_has_fewer_seeds(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"v{seed}", [0.1, 0.3], seed=seed)
+    for algorithm in ("mifa", "scaffold"):
+        write_run(tmp_path / algorithm, [0.1, 0.3], algorithm=algorithm)
+    caption = figure(group_runs(read_runs([tmp_path])[0])).get_supxlabel()
+    assert caption.startswith("Lines: mean over 3 seeds (MIFA, SCAFFOLD: 1); bands: ")
 
 
 def as_read(drawn: Figure) -> list[str]:
@@ -121,7 +133,7 @@ def test_a_long_legend_reads_in_rows_and_stays_within_the_figure(tmp_path: Path)
 def test_panels_are_those_that_were_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "0", train_loss=[2.0, 1.0])
     (only,) = figure(group_runs(read_runs([tmp_path])[0]), log_loss=True).axes
-    assert only.get_ylabel() == "Training loss"
+    assert only.get_ylabel() == "Training loss, log scale"
     assert only.get_yscale() == "log"
 
 

@@ -56,7 +56,7 @@ def test_means_and_bars(ablation: Path) -> None:
             np.testing.assert_allclose(segment[:, 1], [base + M - 1, base + M + 1])
     assert axes.get_xscale() == "log"
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "5", "20"]
-    assert axes.get_xlabel() == "clients_per_round"
+    assert axes.get_xlabel() == "Clients per round M"
 
 
 def test_bars_reach_from_the_lowest_to_the_highest_seed(tmp_path: Path) -> None:
@@ -143,11 +143,15 @@ def test_differences_that_go_with_the_setting_are_refused_too(tmp_path: Path) ->
         panel(tmp_path / "runs", "clients_per_round")
 
 
-def test_a_line_with_and_without_the_setting_is_named_once(tmp_path: Path) -> None:
+def test_a_line_across_is_told_from_the_one_through_the_points(tmp_path: Path) -> None:
     write_run(tmp_path / "runs/none", [0.1, 0.2])
     write_run(tmp_path / "runs/one", [0.1, 0.3], settings={"num_test_examples": 9})
-    _, labels = panel(tmp_path / "runs", "num_test_examples").get_legend_handles_labels()
-    assert labels == ["FedVARP"]
+    axes = panel(tmp_path / "runs", "num_test_examples")
+    handles, labels = axes.get_legend_handles_labels()
+    assert labels == ["FedVARP, num_test_examples unset", "FedVARP"]
+    across, (through, *_) = handles
+    assert across.get_linestyle() != through.get_linestyle()
+    assert axes.get_xlabel() == "num_test_examples"
 
 
 def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:

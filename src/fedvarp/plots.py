@@ -46,6 +46,7 @@ MARKERS: Final[dict[Marker, str]] = {
     "x": "X", "star": "*",
 }  # fmt: skip
 _MARKERS_PER_CURVE: Final = 8
+_FAINT: Final[Any] = {"alpha": 0.25, "linewidth": 0.6, "zorder": 1.5}
 _STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same figure
     "font.size": 8,
@@ -155,8 +156,9 @@ def panels(
         for column, metric in enumerate(metrics):
             axes = drawn.add_subplot(1, len(metrics), column + 1)
             draw(axes, metric)
-            axes.set_ylabel(Y_LABELS[metric])
-            if log_loss and metric != "test_accuracy":
+            is_log = log_loss and metric != "test_accuracy"
+            axes.set_ylabel(Y_LABELS[metric] + (", log scale" if is_log else ""))
+            if is_log:
                 logarithmic(axes)
         legend(drawn)
         drawn.supxlabel(caption, fontsize=6.5, color="#555555")
@@ -187,11 +189,14 @@ def _draw(
 ) -> None:
     at = group.x(x)
     assert at is not None  # _x_unit has refused runs without times
-    per_seed = group.values(metric, smooth) * (100 if metric == "test_accuracy" else 1)
+    unit = 100 if metric == "test_accuracy" else 1
+    per_seed = group.values(metric, smooth) * unit
     look = group.look
     if len(per_seed) > 1:
         low, high = per_seed.min(axis=0), per_seed.max(axis=0)
         axes.fill_between(at / size, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    if smooth > 1:  # what was smoothed away, faintly: the first evaluations, and the swings
+        axes.plot(at / size, group.values(metric).mean(axis=0) * unit, **_FAINT, color=look.colour)
     between = max(1, len(at) // _MARKERS_PER_CURVE)
     axes.plot(
         at / size,
@@ -258,19 +263,25 @@ def _x_unit(groups: Sequence[Group], x: XAxis) -> tuple[float, str]:
 
 def _caption(groups: Sequence[Group], smooth: int) -> str:
     parts = []
-    if seeds := several_seeds(groups):
-        parts.append(f"Lines: mean over {seeds} seeds; bands: lowest to highest seed")
+    if seeds := _several_seeds(groups):
+        parts.append(f"Lines: mean over {seeds}; bands: lowest to highest seed")
     if smooth > 1:
-        parts.append(f"Running mean over {smooth} evaluations")
-    return ". ".join(parts)
+        parts.append(f"Running mean over {smooth} evaluations; faint: each evaluation")
+    return ".\n".join(parts)
 
 
-def several_seeds(groups: Sequence[Group]) -> str | None:
-    """How many seeds the groups have, as "3" or "1 to 3"; None: one each."""
-    fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
+def _several_seeds(groups: Sequence[Group]) -> str | None:
+    """How many seeds the groups have, such as "3 seeds (MIFA: 1)"; None: one each."""
+    counts = {group.label: len(group.runs) for group in groups}
+    most = max(counts.values())
     if most == 1:
         return None
-    return str(most) if fewest == most else f"{fewest} to {most}"
+    fewer: dict[int, list[str]] = {}
+    for label, count in counts.items():
+        if count < most:
+            fewer.setdefault(count, []).append(label)
+    others = "; ".join(f"{', '.join(labels)}: {count}" for count, labels in fewer.items())
+    return f"{most} seeds" + (f" ({others})" if others else "")
 
 
 def need_matplotlib() -> None:

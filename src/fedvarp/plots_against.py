@@ -18,6 +18,7 @@ from fedvarp import plots
 from fedvarp.comparison.groups import Group, group_runs, refuse_different_tasks
 from fedvarp.comparison.looks import Look
 from fedvarp.comparison.runs import METRICS, AnyPath, Floats, Run, read_runs
+from fedvarp.comparison.units import in_short
 from fedvarp.run_directory import RunError
 
 if TYPE_CHECKING:
@@ -25,10 +26,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LOGARITHMIC_FROM: Final = 10.0  # largest value over smallest
+_ACROSS: Final = "dot"
 _LONGEST_LIST: Final = 8  # of settings, in an error message
 _LONGEST_VALUE: Final = 24  # letters, below the axis
 
 _VALUE: Final = "against"  # what the setting is called while runs are grouped, whatever its kind
+
+_AXES: Final = {
+    "local_sgd.lr": "Client rate η_c",
+    "local_sgd.epochs": "Local epochs",
+    "local_sgd.steps": "Local steps τ",
+    "local_sgd.batch_size": "Batch size",
+    "clients_per_round": "Clients per round M",
+    "data.alpha": "Dirichlet concentration α",
+    "clusters": "Clusters K",
+    "server_lr": "Server rate η_s",
+    "states.dtype": "Rows stored as",
+}
+"""What settings are called below an axis; others by their names."""
 
 _NO_AXIS: Final = {
     "algorithm": "Each algorithm is a line of the figure",
@@ -117,9 +132,9 @@ def figure(
 
     def draw(axes: Axes, metric: str) -> None:
         for line in lines:
-            _draw(axes, line, metric, places, smooth)
+            _draw(axes, line, setting, metric, places, smooth)
         _label_values(axes, places)
-        axes.set_xlabel(setting)
+        axes.set_xlabel(_AXES.get(setting, setting))
 
     caption = _caption(groups, smooth)
     if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
@@ -156,14 +171,20 @@ def _refuse_too_few(group: Group, smooth: int) -> None:
             )
 
 
-def _draw(axes: Axes, line: Line, metric: str, places: dict[Any, float], smooth: int) -> None:
+def _draw(
+    axes: Axes, line: Line, setting: str, metric: str, places: dict[Any, float], smooth: int
+) -> None:
     size = 100 if metric == "test_accuracy" else 1
-    style = {"color": line.look.colour, "linestyle": plots.DASHES[line.look.dash]}
-    label: str | None = line.label
-    if None in line.at:
-        axes.axhline(_ends(line.at[None], metric, smooth).mean() * size, label=label, **style)
-        label = None
+    style: dict[str, Any] = {"color": line.look.colour, "linestyle": plots.DASHES[line.look.dash]}
+    label = line.label
     known = sorted((places[value], group) for value, group in line.at.items() if value is not None)
+    if None in line.at:
+        across = dict(style)
+        if known:  # not to be taken for the line through the points
+            label = f"{line.label}, {setting.split('.')[-1]} unset"
+            across |= {"linestyle": plots.DASHES[_ACROSS], "linewidth": 1.0}
+        axes.axhline(_ends(line.at[None], metric, smooth).mean() * size, label=label, **across)
+        label = line.label
     if not known:
         return
     ends = [_ends(group, metric, smooth) * size for _, group in known]
@@ -220,7 +241,7 @@ def _label_values(axes: Axes, places: dict[Any, float]) -> None:
 
 
 def _text(value: Any) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = in_short(value) if isinstance(value, float) else str(value).removeprefix("auto:")
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
@@ -229,9 +250,11 @@ def _caption(groups: Sequence[Group], smooth: int) -> str:
     rounds = sorted({int(group.rounds[-1]) for group in groups})
     after = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     caption = f"After {after} rounds: {ends} of each run"
-    if seeds := plots.several_seeds(groups):
-        caption += f". Mean over {seeds} seeds; bars: lowest to highest seed"
-    return caption
+    fewest, most = (pick(len(group.runs) for group in groups) for pick in (min, max))
+    if most == 1:
+        return f"{caption}, one seed"
+    seeds = str(most) if fewest == most else f"{fewest} to {most}"
+    return f"{caption}. Mean over {seeds} seeds; bars: lowest to highest seed"
 
 
 def _value(run: Run, setting: str) -> Any:

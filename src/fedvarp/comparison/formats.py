@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,10 +69,15 @@ def explanations(comparison: Comparison) -> list[str]:
 
 def as_text(comparison: Comparison) -> str:
     """The tables, and the explanations below them."""
+    return text_of(grids(comparison), explanations(comparison))
+
+
+def text_of(tables: Iterable[Grid], below: Iterable[str] = ()) -> str:
+    """Tables as text, and paragraphs below them."""
     written = io.StringIO()
     # As wide as the tables need: cut or folded figures are worse than a line that is too long.
     console = Console(file=written, width=1000, color_system=None, highlight=False)
-    for grid in grids(comparison):
+    for grid in tables:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for i, name in enumerate(grid.header):
             # Text, not str: a name in square brackets is no markup.
@@ -80,8 +85,8 @@ def as_text(comparison: Comparison) -> str:
         for line in grid.lines:
             table.add_row(*map(Text, line))
         console.print(Text(grid.title), table)
-    for explanation in explanations(comparison):
-        console.print(Text(explanation), width=88)
+    for paragraph in below:
+        console.print(Text(paragraph), width=88)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
