@@ -178,6 +178,7 @@ class Federation:
                 "identity": self.identity,
                 "seed": self.seed,
                 "left": self.clients.left,
+                "missing": self.clients.missing,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },

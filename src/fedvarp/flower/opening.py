@@ -89,13 +89,14 @@ def _population(
     strategy: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
 ) -> tuple[Identities, Clusters | None]:
     clients = Identities()
-    clients.load(entries, () if checkpoint is None else checkpoint.notes.get("left", ()))
+    notes = {} if checkpoint is None else checkpoint.notes
+    clients.load(entries, notes.get("left", ()), notes.get("missing", ()))
     if strategy.cluster_source is None:
         return clients, None
     clusters = Clusters(strategy.cluster_source)
-    if checkpoint is not None and checkpoint.notes:
+    if notes:
         # Others, of a longer mapping, follow when clients are placed.
-        clusters.labels = list(checkpoint.notes["clusters"])
+        clusters.labels = list(notes["clusters"])
     return clients, clusters
 
 
