@@ -201,6 +201,27 @@ def test_a_late_reply_is_measured_from_the_model_it_was_trained_from() -> None:
     assert row_of(strategy, "1") == [-2, -2], "client 1 moves the model by 2"
 
 
+@pytest.mark.parametrize("kind", [FedVARP, Scaffold])
+def test_a_late_reply_does_not_bring_its_client_back_to_a_node_it_has_left(kind: Any) -> None:
+    grid = InProcessGrid(an_app(reports=True, steps=1))
+    for client in range(2):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = kind(seed=0)
+    strategy.begin(w0())
+    late: list[Message] = []
+    for t in (1, 2, 3):
+        messages = strategy.configure_train(t, strategy._begun.record, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(messages))
+        if t == 2:
+            late = [reply for reply in replies if reply.metadata.src_node_id == 101]
+            replies = [reply for reply in replies if reply not in late]
+            grid.disconnect(101)
+            grid.connect(999, {"partition-id": 1})
+        strategy.aggregate_train(t, replies + (late if t == 3 else []))
+    assert [client.node for client in strategy._begun.clients] == [100, 999]
+    assert strategy._begun.clients.still_at(grid.nodes) == [100, 999]
+
+
 def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:
     grid = a_grid(an_app(), 2, seed=0)
     strategy = FedVARP(fraction_evaluate=0)
