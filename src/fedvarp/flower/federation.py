@@ -46,7 +46,7 @@ class Federation:
     reader: ReplyReader
     buffers: dict[str, Tensor]
     identity: str
-    seed: int
+    unchanging: Mapping[str, Any]  # settings that are noted in the checkpoint
     least_clients: int  # N if fewer have turned up
     clusters: Clusters | None
     checkpoint: Checkpoint | None
@@ -174,9 +174,8 @@ class Federation:
             self.server,
             tensors=self.buffers,
             notes={
+                **self.unchanging,
                 "layout": self.layout.digest,
-                "identity": self.identity,
-                "seed": self.seed,
                 "left": self.clients.left,
                 "missing": self.clients.missing,
                 "units": self.units.notes(),
