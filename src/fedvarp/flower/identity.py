@@ -55,10 +55,6 @@ class Identities:
         """The client of that name."""
         return self._by_name.get(name)
 
-    def in_row(self, row: int) -> Client:
-        """The client whose row it is."""
-        return self._by_row[row]
-
     def meet(self, name: str, node: int | None = None) -> Client:
         """The client of that name, at that node from now on; a new one gets the next row."""
         client = self._by_name.get(name)
