@@ -113,7 +113,9 @@ class RoundUpdates:
     def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
         """These rows only, in this order; the refusals are added to those already known.
 
-        `scale` becomes what it would have been had the others never answered.
+        `scale` goes with the mean number of steps: it becomes what it would have been had the
+        others never answered where a step is as long as any other. With client momentum or a rate
+        that differs between steps or clients it is an estimate: single walks are not known here.
         """
         at = torch.tensor(positions, dtype=torch.int64)
         steps, deltas = self.num_steps[at], self.deltas[at.to(self.deltas.device)]

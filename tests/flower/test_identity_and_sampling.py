@@ -183,6 +183,86 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
     assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
 
 
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 4)), max_size=20))
+def test_a_node_has_one_client_and_a_client_is_where_it_was_last_met(
+    meetings: list[tuple[str, int]],
+) -> None:
+    clients, last_at = Identities(), dict[int, str]()
+    for name, node in meetings:
+        clients.meet(name, node)
+        last_at = {at: other for at, other in last_at.items() if other != name} | {node: name}
+    again = Identities()
+    again.load(clients.changes(), clients.left, clients.missing)
+    for known in (clients, again):
+        assert {c.node: c.name for c in known if c.node is not None} == last_at
+        assert {node: c.name for node in range(5) if (c := known.at(node))} == last_at
+        everybody_is_found = len(last_at) == len(known)
+        seen = {node for _, node in meetings}
+        assert known.still_at(seen) == sorted(last_at if everybody_is_found else seen)
+
+
+def test_a_checkpoint_with_two_clients_at_a_node_is_put_right() -> None:
+    """Earlier versions could write one, with the node among those that were left."""
+    clients = Identities()
+    entry = {"node": 7, "last_round": 1, "cluster": None}
+    clients.load(
+        {
+            f"client/{row}": {"name": name, "row": row, **entry}
+            for row, name in [(0, "A"), (1, "B")]
+        },
+        [7, 8],
+    )
+    assert [client.node for client in clients] == [None, 7]
+    assert clients.still_at([7, 8]) == [7, 8], "A is looked for"
+
+
+def test_nobody_looks_for_a_client_that_went_by_its_node_id_until_it_told_its_name() -> None:
+    clients = Identities()
+    clients.meet("node 7", 7)
+    clients.meet("a", 7)
+    clients.meet("a", 8)
+    assert [client.node for client in clients] == [None, 8]
+    assert clients.still_at([7, 8]) == [8]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("kind", [FedVARP, Scaffold])
+def test_clients_that_exchanged_their_nodes_are_found_again(
+    kind: Any, answers: bool, tmp_path: Path
+) -> None:
+    """SuperNodes with keys keep their ids when they are started with other partition-ids."""
+    grid = InProcessGrid(an_app(answers, reports=True, steps=1))
+    for client in range(3):
+        grid.connect(100 + client, {"partition-id": client})
+    settings = {"clients_per_round": 1, "fraction_evaluate": 0, "checkpoint": tmp_path}
+    run(kind(**settings), grid, rounds=12)
+    for client in range(3):
+        grid.connect(100 + (client + 1) % 3, {"partition-id": client})
+    for rounds in range(13, 30):  # the ServerApp is started again in each
+        strategy = kind(**settings)
+        run(strategy, grid, rounds)
+    found = {client.name: client.node for client in strategy._begun.clients}
+    assert found == {"0": 101, "1": 102, "2": 100}
+    grid.pushed.clear()
+    run(kind(seed=0, fraction_evaluate=0, checkpoint=tmp_path), grid, rounds=30)
+    assert sorted(node for _, node in grid.sent_to("train")) == [100, 101, 102]
+
+
+def test_a_node_that_comes_back_after_its_client_went_elsewhere_is_asked_again() -> None:
+    grid = InProcessGrid(an_app())
+    grid.connect(100, {"partition-id": 0})
+    strategy = FedVARP(seed=0)
+    strategy.begin(w0())
+    list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
+    grid.disconnect(100)
+    grid.connect(999, {"partition-id": 0})
+    list(strategy.configure_train(2, w0(), ConfigRecord(), grid))
+    grid.connect(100, {"partition-id": 1})
+    list(strategy.configure_train(3, w0(), ConfigRecord(), grid))
+    found = {client.name: client.node for client in strategy._begun.clients}
+    assert found == {"0": 999, "1": 100}
+
+
 def test_only_what_changed_about_a_client_is_saved() -> None:
     clients = Identities()
     clients.meet("a", 1)

@@ -93,13 +93,38 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
         run(MIFA(checkpoint=tmp_path), grid, rounds=2)
     with pytest.raises(CheckpointError, match="begun without clusters"):
         run(ClusterFedVARP(checkpoint=tmp_path, clusters="region"), grid, rounds=2)
-    with pytest.raises(CheckpointError, match="knows its clients by 'partition-id'"):
+    with pytest.raises(CheckpointError, match="identity='partition-id', not 'hospital': nobody"):
         run(FedVARP(checkpoint=tmp_path, identity="hospital"), grid, rounds=2)
     with pytest.raises(CheckpointError, match="begun with seed=0, not 1"):
         run(FedVARP(checkpoint=tmp_path, seed=1), grid, rounds=2)
+    with pytest.raises(CheckpointError, match=r"client_lr=1\.0, not 0\.1: .* different units"):
+        run(FedVARP(checkpoint=tmp_path, client_lr=0.1), grid, rounds=2)
     with pytest.raises(CheckpointError, match="other arrays"):
         FedVARP(checkpoint=tmp_path).start(grid, ArrayRecord({"v": torch.zeros(2)}))
     assert run(FedVARP(checkpoint=tmp_path), grid, rounds=2).arrays, "the folder is free again"
+
+
+def test_another_weighting_does_not_continue_a_run(tmp_path: Path) -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    run(FedAvg(checkpoint=tmp_path, weighting="examples"), grid, rounds=1)
+    with pytest.raises(CheckpointError, match="weighting='examples', not 'uniform'"):
+        run(FedAvg(checkpoint=tmp_path), grid, rounds=2)
+    strategy = FedAvg(checkpoint=tmp_path, weighting="examples")
+    run(strategy, grid, rounds=2)
+    assert strategy.server.round == 2
+
+
+def test_a_checkpoint_without_notes_of_rate_and_weighting_is_taken_up_with_the_present_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    with monkeypatch.context() as earlier_version:
+        noted = {"seed": 0, "identity": "partition-id"}
+        earlier_version.setattr(FedAvg, "unchanging", noted)
+        run(FedAvg(checkpoint=tmp_path), grid, rounds=1)
+    run(FedAvg(checkpoint=tmp_path, client_lr=0.5), grid, rounds=2)
+    with pytest.raises(CheckpointError, match=r"client_lr=0\.5, not 1\.0"):
+        run(FedAvg(checkpoint=tmp_path), grid, rounds=3)
 
 
 def test_a_client_that_changed_its_cluster_in_a_round_without_effect_can_be_resumed(
@@ -199,6 +224,27 @@ def test_a_late_reply_is_measured_from_the_model_it_was_trained_from() -> None:
             replies.append(held[0])  # to round 2
         strategy.aggregate_train(t, replies)
     assert row_of(strategy, "1") == [-2, -2], "client 1 moves the model by 2"
+
+
+@pytest.mark.parametrize("kind", [FedVARP, Scaffold])
+def test_a_late_reply_does_not_bring_its_client_back_to_a_node_it_has_left(kind: Any) -> None:
+    grid = InProcessGrid(an_app(reports=True, steps=1))
+    for client in range(2):
+        grid.connect(100 + client, {"partition-id": client})
+    strategy = kind(seed=0)
+    strategy.begin(w0())
+    late: list[Message] = []
+    for t in (1, 2, 3):
+        messages = strategy.configure_train(t, strategy._begun.record, ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(messages))
+        if t == 2:
+            late = [reply for reply in replies if reply.metadata.src_node_id == 101]
+            replies = [reply for reply in replies if reply not in late]
+            grid.disconnect(101)
+            grid.connect(999, {"partition-id": 1})
+        strategy.aggregate_train(t, replies + (late if t == 3 else []))
+    assert [client.node for client in strategy._begun.clients] == [100, 999]
+    assert strategy._begun.clients.still_at(grid.nodes) == [100, 999]
 
 
 def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:

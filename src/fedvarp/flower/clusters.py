@@ -32,11 +32,6 @@ class Clusters:
         self.labels: list[str] = sorted(set(self._mapping.values()))
 
     @property
-    def key(self) -> str | None:
-        """Under which clients report their cluster, if they do."""
-        return self._source if isinstance(self._source, str) else None
-
-    @property
     def names(self) -> Sequence[str]:
         """The clients that are known from the start."""
         return list(self._mapping)

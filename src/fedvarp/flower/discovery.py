@@ -43,7 +43,7 @@ class Discovery:
         self._clients_answer: bool | None = (
             None if ask and identity not in (SUPERNODE_KEY, NODE_ID) else False
         )
-        self._asked: set[int] = set()
+        self._asked: set[int] = set()  # strangers that did not say who they are
 
     def learn(self, grid: Grid, online: Sequence[int], clients: Identities, send: Send) -> None:
         """Meets the clients at these nodes, as far as they can be known; in order of their names.
@@ -55,6 +55,7 @@ class Discovery:
             send: Sends questions and returns what is answered in time.
         """
         strangers = sorted(node for node in online if clients.at(node) is None)
+        self._asked &= set(strangers)  # a node that was known and is no more has a new client
         names = self._names(grid, strangers, send)
         for node in sorted(names, key=lambda node: (name_order(names[node]), node)):
             clients.meet(names[node], node)

@@ -46,7 +46,7 @@ class Federation:
     reader: ReplyReader
     buffers: dict[str, Tensor]
     identity: str
-    seed: int
+    unchanging: Mapping[str, Any]  # settings that are noted in the checkpoint
     least_clients: int  # N if fewer have turned up
     clusters: Clusters | None
     checkpoint: Checkpoint | None
@@ -132,7 +132,7 @@ class Federation:
     def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
         """One round of the server from whatever came back."""
         outcome = Outcome()
-        updates = self._read(replies, outcome)
+        updates = self._read(round, replies, outcome)
         late = [(u, c) for u, c in updates if u.round != round]
         current = [(u, c) for u, c in updates if u.round == round]
         if late:
@@ -174,10 +174,10 @@ class Federation:
             self.server,
             tensors=self.buffers,
             notes={
+                **self.unchanging,
                 "layout": self.layout.digest,
-                "identity": self.identity,
-                "seed": self.seed,
                 "left": self.clients.left,
+                "missing": self.clients.missing,
                 "units": self.units.notes(),
                 "clusters": None if self.clusters is None else self.clusters.labels,
             },
@@ -195,20 +195,22 @@ class Federation:
 
     # Reading
 
-    def _read(self, replies: Sequence[Message], outcome: Outcome) -> list[tuple[Update, Client]]:
+    def _read(
+        self, round: int, replies: Sequence[Message], outcome: Outcome
+    ) -> list[tuple[Update, Client]]:
         """The replies that can be used, each with its client, in the order of their rows."""
         memory = self._memory_for(len(replies))
         found: list[tuple[Update, str, str | None]] = []
         for reply in sorted(replies, key=self._expected_row):
             try:
-                found.append(self._read_one(reply, memory[len(found)]))
+                found.append(self._read_one(round, reply, memory[len(found)]))
             except RefusedReplyError as why:
                 outcome.refused.append((self.who(reply), str(why)))
         updates = []
         for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
             if name == name_of_node(update.node):
                 outcome.nameless.append(name)
-            client = self.clients.meet(name, update.node)
+            client = self._meet(round, update, name)
             self.place(client, label)
             updates.append((update, client))
         return sorted(updates, key=lambda pair: pair[1].row)
@@ -219,7 +221,7 @@ class Federation:
             self._memory = torch.empty(size, self.layout.dim)
         return self._memory[:size]
 
-    def _read_one(self, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+    def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
         refuse_error(reply)
         node, sent_in = reply.metadata.src_node_id, _round_of(reply)
         if (sent_in, node) not in self._asked:
@@ -231,7 +233,7 @@ class Federation:
         if (sent_in, name) in self._heard:
             raise RefusedReplyError(f"client {name!r} has answered already")
         label = None if self.clusters is None else self.clusters.label_of(name, update.content)
-        self._refuse_foreign_correction(update, name)
+        self._refuse_foreign_correction(round, update, name)
         self._heard |= {(sent_in, node), (sent_in, name)}
         return update, name, label
 
@@ -240,12 +242,19 @@ class Federation:
         known = self.clients.at(update.node)
         return said or (known.name if known else name_of_node(update.node))
 
-    def _refuse_foreign_correction(self, update: Update, name: str) -> None:
+    def _meet(self, round: int, update: Update, name: str) -> Client:
+        """A late reply says where its client was, which is no news of one that was seen since."""
+        client = self.clients.named(name)
+        is_seen = client is not None and client.node is not None
+        is_news = update.round == round or not (is_seen or self.clients.at(update.node))
+        return self.clients.meet(name, update.node if is_news else None)
+
+    def _refuse_foreign_correction(self, round: int, update: Update, name: str) -> None:
         """SCAFFOLD's rows fit only the correction that was sent."""
         client, sent_row = self.clients.named(name), self._asked[update.round, update.node]
         own_row = client.row if client and client.last_round else None
         if self.reader.steps_needed and sent_row != own_row and own_row is not None:
-            self.clients.meet(name, update.node)  # so that it is sent its own next time
+            self._meet(round, update, name)  # so that it is sent its own next time
             raise RefusedReplyError(f"it is {name!r}, but was sent another client's correction")
 
     def _expected_row(self, reply: Message) -> tuple[int, int]:

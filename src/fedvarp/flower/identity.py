@@ -25,7 +25,7 @@ class Client:
 
     name: str
     row: int
-    node: int | None = None  # where it was last seen
+    node: int | None = None  # where it was last seen, unless another has been seen there since
     last_round: int = 0  # the round its row is from
     cluster: str | None = None
 
@@ -38,6 +38,7 @@ class Identities:
         self._by_row: dict[int, Client] = {}
         self._by_node: dict[int, Client] = {}
         self._left: set[int] = set()  # nodes whose client has turned up elsewhere
+        self._missing: set[int] = set()  # rows of clients in whose place another has turned up
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
@@ -54,25 +55,14 @@ class Identities:
         """The client of that name."""
         return self._by_name.get(name)
 
-    def in_row(self, row: int) -> Client:
-        """The client whose row it is."""
-        return self._by_row[row]
-
     def meet(self, name: str, node: int | None = None) -> Client:
         """The client of that name, at that node from now on; a new one gets the next row."""
         client = self._by_name.get(name)
         if client is None:
             client = Client(name, row=len(self._by_name))
             self._enter(client)
-        if node is not None and client.node != node:
-            if client.node is not None:
-                self._by_node.pop(client.node, None)
-                self._left.add(client.node)
-            client.node = node
-            self._changed.add(client.row)
         if node is not None:
-            self._by_node[node] = client
-            self._left.discard(node)
+            self._move(client, node)
         return client
 
     def still_at(self, nodes: Iterable[int]) -> list[int]:
@@ -80,15 +70,22 @@ class Identities:
 
         Flower lists a SuperNode that died for a while beside the one started in its place. Once it
         is not listed any more it is forgotten: under its key it may return with another client.
+        While a client is missing no node is left out: SuperNodes with keys keep their ids when
+        they are started with each other's clients, and it may be at any of them.
         """
         listed = set(nodes)
         self._left &= listed
-        return sorted(listed - self._left)
+        return sorted(listed if self._missing else listed - self._left)
 
     @property
     def left(self) -> list[int]:
         """Nodes, ascending, whose client is elsewhere by now; for the checkpoint."""
         return sorted(self._left)
+
+    @property
+    def missing(self) -> list[int]:
+        """Rows, ascending, of clients in whose place another has turned up; for the checkpoint."""
+        return sorted(self._missing)
 
     def note(self, client: Client, *, last_round: int | None = None) -> None:
         """Something about this client has changed and belongs into the next checkpoint."""
@@ -110,19 +107,45 @@ class Identities:
         """The changes are in the checkpoint."""
         self._changed.clear()
 
-    def load(self, entries: Mapping[str, Mapping[str, Any]], left: Iterable[int] = ()) -> None:
+    def load(
+        self,
+        entries: Mapping[str, Mapping[str, Any]],
+        left: Iterable[int] = (),
+        missing: Iterable[int] = (),
+    ) -> None:
         """Becomes what was saved."""
         self._left.update(left)
+        self._missing.update(missing)
         for key, entry in entries.items():
             if key.startswith("client/"):
-                self._enter(Client(**entry))
+                client = Client(**{**entry, "node": None})
+                self._enter(client)
+                if entry["node"] is not None:
+                    self._move(client, entry["node"])
         self._changed.clear()
 
     def _enter(self, client: Client) -> None:
         self._by_name[client.name] = client
         self._by_row[client.row] = client
+        self._changed.add(client.row)
+
+    def _move(self, client: Client, node: int) -> None:
+        """Only one client is at a node: where the one seen there before is now, nobody knows."""
+        if client.node == node:
+            return
+        displaced = self._by_node.get(node)
+        if displaced is not None:
+            displaced.node = None
+            self._changed.add(displaced.row)
+            if displaced.name != name_of_node(node):  # that one has only told its true name
+                self._missing.add(displaced.row)
         if client.node is not None:
-            self._by_node[client.node] = client
+            del self._by_node[client.node]
+            self._left.add(client.node)
+        client.node = node
+        self._by_node[node] = client
+        self._left.discard(node)
+        self._missing.discard(client.row)
         self._changed.add(client.row)
 
 

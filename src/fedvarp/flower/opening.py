@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flwr.app import ArrayRecord
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
 
 Entries = dict[str, dict[str, Any]]
+
+_WHY_UNCHANGING: Final = {
+    "seed": "its cohorts would be others",
+    "identity": "nobody would find their row again",
+    "weighting": "it would be trained for another objective",
+    "client_lr": "old and new rows would be in different units (clients whose rate changes report "
+    "it, as 'client-lr', from the first round on)",
+}
 
 
 def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Federation, Entries]:
@@ -72,7 +80,7 @@ def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Fe
         ),
         buffers=buffers,
         identity=strategy.identity,
-        seed=strategy.seed,
+        unchanging=strategy.unchanging,
         least_clients=max(1, strategy.num_clients or 0),
         clusters=clusters,
         checkpoint=checkpoint,
@@ -89,13 +97,14 @@ def _population(
     strategy: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
 ) -> tuple[Identities, Clusters | None]:
     clients = Identities()
-    clients.load(entries, () if checkpoint is None else checkpoint.notes.get("left", ()))
+    notes = {} if checkpoint is None else checkpoint.notes
+    clients.load(entries, notes.get("left", ()), notes.get("missing", ()))
     if strategy.cluster_source is None:
         return clients, None
     clusters = Clusters(strategy.cluster_source)
-    if checkpoint is not None and checkpoint.notes:
+    if notes:
         # Others, of a longer mapping, follow when clients are placed.
-        clusters.labels = list(checkpoint.notes["clusters"])
+        clusters.labels = list(notes["clusters"])
     return clients, clusters
 
 
@@ -124,14 +133,11 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: Strate
             f"{now} them. Use the one it was begun with, or choose another folder; nothing was "
             f"changed."
         )
-    if checkpoint.notes["seed"] != strategy.seed:
-        raise CheckpointError(
-            f"The run in {checkpoint.store.path} was begun with seed={checkpoint.notes['seed']}, "
-            f"not {strategy.seed}. Use that seed, or choose another folder; nothing was changed."
-        )
-    if checkpoint.notes["identity"] != strategy.identity:
-        raise CheckpointError(
-            f"The run in {checkpoint.store.path} knows its clients by "
-            f"{checkpoint.notes['identity']!r}, not by {strategy.identity!r}: nobody would find "
-            f"their row again. Use the identity it was begun with, or choose another folder."
-        )
+    for name, now in strategy.unchanging.items():
+        begun = checkpoint.notes.get(name, now)  # earlier versions noted fewer of them
+        if begun != now:
+            raise CheckpointError(
+                f"The run in {checkpoint.store.path} was begun with {name}={begun!r}, not "
+                f"{now!r}: {_WHY_UNCHANGING[name]}. Use the settings it was begun with, or choose "
+                f"another folder; nothing was changed."
+            )

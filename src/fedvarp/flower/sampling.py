@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedvarp.client_sampling import random_subset
-from fedvarp.flower.identity import Identities
+from fedvarp.flower.identity import Identities, name_of_node
 from fedvarp.randomness import stream
 
 WhenOffline = Literal["replace", "fewer"]
@@ -35,7 +35,7 @@ def candidates(clients: Identities, online: Sequence[int]) -> list[Candidate]:
         for client in clients.in_order()
     ]
     strangers = sorted(node for node in here if clients.at(node) is None)
-    return known + [Candidate(None, node, f"node {node}") for node in strangers]
+    return known + [Candidate(None, node, name_of_node(node)) for node in strangers]
 
 
 def draw(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fedvarp.client_states.codecs import codec_named
 from fedvarp.flower.clusters import ClusterSource
@@ -30,7 +30,8 @@ class StrategySettings:
         server_optimizer: In place of SGD(server_lr), such as `fedvarp.Momentum`; `fedvarp.Steady`
             around it, where clients take unequally many local steps.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
-            same for all clients and rounds.
+            same for all clients and rounds, and must stay the same while a run lasts: clients
+            whose rate changes report it.
         checkpoint: Folder that holds the run; started again with it, the run goes on.
         states: Where the table of client states lives; "disk" needs `checkpoint`.
         dtype: How its rows are stored: float32, bfloat16, float16 or int8.
@@ -132,6 +133,16 @@ class StrategySettings:
     def weighted_by(self) -> Weighting:
         """How the clients of a round are weighted against each other."""
         return "uniform"
+
+    @property
+    def unchanging(self) -> dict[str, Any]:
+        """What must stay the same while a run lasts, for its checkpoint."""
+        return {
+            "seed": self.seed,
+            "identity": self.identity,
+            "weighting": self.weighted_by,
+            "client_lr": self.client_lr,
+        }
 
     def cohort_size(self, num_clients: int) -> int:
         """M, if there are that many clients."""
