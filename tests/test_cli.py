@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 from typer.testing import CliRunner
 
@@ -220,6 +221,24 @@ def test_a_full_disk_costs_no_whole_round(finished: Path, tmp_path: Path) -> Non
     assert "Traceback" not in limited.stderr
     assert fedvarp("resume", run).code == 0
     assert bytes_of(run) == bytes_of(finished)
+
+
+def test_a_damaged_checkpoint_is_not_said_to_go_on(finished: Path) -> None:
+    checkpoint = finished / "checkpoint" / "data.mdb"
+    os.truncate(checkpoint, checkpoint.stat().st_size // 2 // 4096 * 4096)
+    ended = fedvarp("resume", finished, "--set", "rounds=8")
+    assert ended.code == 1
+    assert "Restore it from a copy" in ended.err
+    assert "the checkpoint of a run directory, the whole directory" in ended.err
+    assert "goes on" not in ended.err
+
+
+def test_a_run_at_work_elsewhere_is_not_said_to_have_lost_nothing(finished: Path) -> None:
+    with filelock.FileLock(finished / "checkpoint" / "lock"):
+        ended = fedvarp("resume", finished, "--set", "rounds=8")
+    assert ended.code == 1
+    assert "in use by another process" in ended.err
+    assert "goes on" not in ended.err
 
 
 # resume
