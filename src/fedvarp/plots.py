@@ -101,6 +101,21 @@ def refuse_format(file: Path) -> None:
         raise RunError(f"{file} does not end in {', '.join(f'.{name}' for name in FORMATS)}.")
 
 
+def refuse_undrawable(file: Path) -> None:
+    """Raises RunError or ImportError where a figure could not be drawn into that file.
+
+    For those who have long to work before they draw.
+    """
+    refuse_format(file)
+    need_matplotlib()
+    place = next(place for place in (file, *file.absolute().parents) if place.exists())
+    if place.is_dir() != (place != file) or not os.access(place, os.W_OK):
+        raise RunError(
+            f"{file} cannot be written: {place} is no {'file' if place == file else 'folder'} that "
+            f"you may write to. Choose another place."
+        )
+
+
 def save(drawn: Figure, file: Path) -> Path:
     """Writes a figure; the same figure gives the same bytes."""
     refuse_format(file)
