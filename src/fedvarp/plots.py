@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -74,6 +75,7 @@ def plot(
     smooth: int = 1,
     log_loss: bool = False,
     allow_different: bool = False,
+    on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Draws the runs, and returns the file; drawing the same runs again gives the same bytes.
 
@@ -84,12 +86,16 @@ def plot(
         smooth: Draws the running mean over as many evaluations.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Draws runs of different tasks into one figure.
+        on_note: Told of each run that is left out.
 
     Raises:
-        RunError: There is nothing to draw, or the runs are of different tasks.
+        RunError: There is nothing to draw, the runs are of different tasks, or one has fewer
+            evaluations than `smooth`.
     """
     refuse_format(Path(out))
-    runs, _ = read_runs(paths)
+    runs, notes = read_runs(paths)
+    for note in notes:
+        on_note(note)
     if not allow_different:
         refuse_different_tasks(runs)
     return save(figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss), Path(out))
@@ -138,6 +144,7 @@ def figure(
 
     Without an accuracy the second shows the test loss; what no run measured has no panel.
     """
+    refuse_too_few(groups, smooth)
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
     size, label = _x_unit(groups, x)
 
@@ -149,6 +156,19 @@ def figure(
         axes.set_xlim(left=0)
 
     return panels(measured, draw, log_loss=log_loss, caption=_caption(groups, smooth))
+
+
+def refuse_too_few(groups: Sequence[Group], smooth: int) -> None:
+    """Raises RunError where a run has fewer evaluations to draw than the mean is taken over."""
+    for group in groups:
+        for run in group.runs:
+            count = int((run.rounds <= group.rounds[-1]).sum())
+            if count < smooth:
+                raise RunError(
+                    f"{run.path} has {count} evaluations up to round {group.rounds[-1]}, too few "
+                    f"for the mean of the last {smooth}. Take a smaller mean (--smooth, in Python "
+                    f"smooth=…), or leave it out."
+                )
 
 
 def panels(
