@@ -304,6 +304,16 @@ def test_a_target_ends_a_run_and_counts_as_finished() -> None:
     assert json.loads(further.out)["rounds"] == 6
 
 
+def test_a_run_that_met_its_target_says_how_to_train_longer() -> None:
+    assert fedvarp("run", "digits", *SHORT, "--set=target_accuracy=0.05", "--out", "run").code == 0
+    longer = fedvarp("resume", "run", "--set", "rounds=8")
+    assert longer.code == 0
+    advice = "fedvarp resume run --set rounds=8 --set target_accuracy=none"
+    assert longer.err.strip().endswith(advice)
+    assert fedvarp(*advice.split()[1:]).code == 0
+    assert RunDirectory("run").rounds_done == 8
+
+
 def test_runs_of_python_programs_are_left_to_them(tmp_path: Path) -> None:
     RunDirectory("run").create({"algorithm": "fedvarp", "rounds": 3})
     ended = fedvarp("resume", "run")

@@ -20,6 +20,7 @@ from fedvarp.cli_errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show
 from fedvarp.version import __version__
 
 if TYPE_CHECKING:
+    from fedvarp.config import Settings
     from fedvarp.loggers import TensorBoardLogger
 
 Config = Annotated[
@@ -138,7 +139,7 @@ def resume(
 
     settings = resuming.resumed_settings(run, overrides or [])
     if resuming.is_finished(RunDirectory(run), settings):
-        say(f"{run} is finished. To train longer: fedvarp resume {run} --set rounds=…", quiet)
+        say(_why_finished(run, settings, overrides or []), quiet)
         report(run, None, quiet, as_json)
         return
     with safe_rounds(run), _live_view(tensorboard) as callbacks:
@@ -238,6 +239,20 @@ def main() -> None:
     # Schedulers end a job by SIGTERM: it should finish its round too.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     app()
+
+
+def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
+    from fedvarp.run_directory import RunDirectory
+
+    done, again = RunDirectory(run).rounds_done, f"fedvarp resume {run}"
+    if done >= settings.rounds:
+        return f"{run} is finished. To train longer: {again} --set rounds=…"
+    asked = "".join(f" --set {override}" for override in overrides)
+    return (
+        f"{run} is finished: in round {done} it reached target_accuracy="
+        f"{settings.target_accuracy}, so nothing was done. To train longer, without a target or "
+        f"up to a higher one: {again}{asked} --set target_accuracy=none"
+    )
 
 
 def _end(directory: Path, stopped: str, quiet: bool) -> None:
