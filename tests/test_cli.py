@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from fedvarp.cli import app
 from fedvarp.config_files import load_settings, preset_names
 from fedvarp.data import download
+from fedvarp.estimate import Estimate
 from fedvarp.experiment import build
 from fedvarp.run_directory import RunDirectory
 
@@ -123,6 +124,26 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
         tomllib.loads(settings) == load_settings("digits", ["algorithm=cluster_fedvarp"]).as_toml()
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_rounds_to_the_next_unit() -> None:
+    figures = Estimate(
+        dim=249_999,
+        rows=0,
+        whose_rows="client",
+        table_bytes={},
+        bytes_down=999_999,
+        bytes_up=999_400,
+        step_seconds=0.9999,
+        evaluation_seconds=59.97,
+        round_seconds=0.004,
+        total_seconds=3599.9,
+    )
+    told = "\n".join(figures.lines(build(load_settings("digits"))))
+    assert "249,999 parameters, 1 MB" in told
+    assert "1 MB down, 999 kB up" in told
+    assert "about 1 h 00 min: 300 rounds of 4 ms and 61 evaluations of 1 min 00 s" in told
+    assert "took 1 s just now" in told
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
@@ -14,7 +14,7 @@ from fedvarp import LocalSGD, config_sections, simulate
 from fedvarp.algorithms.by_name import ALGORITHMS
 from fedvarp.availability import Bernoulli, Cyclic, Markov, Trace
 from fedvarp.client_sampling import UniformSampler, WeightedSampler
-from fedvarp.config import ALGORITHM_NAMES, Settings
+from fedvarp.config import AlgorithmName, Settings
 from fedvarp.config_errors import SettingsError, all_names
 from fedvarp.config_files import load_settings, preset_names, preset_summary, preset_text
 from fedvarp.data import digits
@@ -215,7 +215,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_algorithms_are_those_of_the_package() -> None:
-    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
+    assert tuple(ALGORITHMS) == get_args(AlgorithmName)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "shakespeare", "digits", "quadratics", "logistic"])

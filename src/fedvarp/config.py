@@ -28,7 +28,8 @@ from fedvarp.config_sections import (
 )
 
 AlgorithmName = Literal["fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold"]
-ALGORITHM_NAMES: Final[tuple[str, ...]] = get_args(AlgorithmName)
+RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
+ROW_DTYPES: Final[tuple[str, ...]] = get_args(RowDtype)
 
 
 class LocalSGD(Section):
@@ -70,7 +71,7 @@ class States(Section):
     """The table of client states."""
 
     where: Literal["memory", "disk"] = "memory"
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    dtype: RowDtype = "float32"
 
 
 class Settings(Section):
