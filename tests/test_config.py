@@ -16,7 +16,13 @@ from fedvarp.availability import Bernoulli, Cyclic, Markov, Trace
 from fedvarp.client_sampling import UniformSampler, WeightedSampler
 from fedvarp.config import AlgorithmName, Settings
 from fedvarp.config_errors import SettingsError, all_names
-from fedvarp.config_files import load_settings, preset_names, preset_summary, preset_text
+from fedvarp.config_files import (
+    load_settings,
+    preset_names,
+    preset_summary,
+    preset_text,
+    settings_of_run,
+)
 from fedvarp.data import digits
 from fedvarp.experiment import Experiment, build
 from fedvarp.models import LogisticRegression, initialised
@@ -106,6 +112,28 @@ def test_a_section_of_another_kind_starts_anew() -> None:
     other = load_settings("digits", ["data.num_clients=50", "data=logistic"])
     assert other.data.name == "logistic"
     assert other.data.num_clients == 30  # Synthetic's own, not the 50 of the digits
+
+
+@pytest.mark.parametrize(
+    ("overrides", "way_out"),
+    [
+        (["data.alpha=0.5"], "data.partition=dirichlet"),
+        (["data.partition=iid", "data.alpha=0.5"], "data.alpha=none"),
+        (["data.partition=dirichlet", "data.shards_per_client=3"], "data.partition=shards"),
+    ],
+)
+def test_what_the_partition_does_not_use_is_refused(overrides: list[str], way_out: str) -> None:
+    said = refusal("digits", *overrides)
+    assert said.startswith(f"--set {overrides[-1]}: {overrides[-1].replace('=', ' = ')} has no")
+    load_settings("digits", [*overrides, way_out])
+
+
+def test_the_defaults_of_other_partitions_are_no_choice() -> None:
+    """config.toml holds them all; so do those of earlier runs."""
+    for partition in ("shards", "dirichlet", "iid"):
+        given = load_settings("digits", [f"data.partition={partition}"])
+        assert settings_of_run(given.as_toml(), "config.toml", []) == given
+        assert {"alpha", "shards_per_client"} <= given.as_toml()["data"].keys()
 
 
 def test_none_goes_back_to_the_default() -> None:
