@@ -159,6 +159,7 @@ def test_none_goes_back_to_the_default() -> None:
         ("rounds=0", "rounds = 0 should be at least 1"),
         ("rounds=2.5", "rounds = 2.5 should be a whole number"),
         ("rounds='3'", "rounds = '3' should be a whole number"),
+        ("compile=True", "compile = 'True' should be true or false"),
         ("local_sgd.lr=nan", "should be a finite number"),
         ("local_sgd.momentum=1", "local_sgd.momentum = 1 should be less than 1"),
         ("sampling.dropout=oops", "sampling.dropout = 'oops' should be a number"),
@@ -186,6 +187,10 @@ def test_an_error_names_the_source_of_each_wrong_setting(tmp_path: Path) -> None
 
 def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "Texts need quotes" in refusal(written(tmp_path, "algorithm = fedvarp"))
+    assert "preset = 3 should be the name of one" in refusal(written(tmp_path, "preset = 3"))
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes('name = "Zürich"'.encode("latin-1"))
+    assert f"{latin} is no text in UTF-8" in refusal(latin)
     assert "no preset called 'digit'. Did you mean digits?" in refusal(
         written(tmp_path, 'preset = "digit"')
     )
