@@ -27,7 +27,7 @@ from fedvarp.config_files import load_settings, preset_names
 from fedvarp.data import download
 from fedvarp.estimate import Estimate
 from fedvarp.experiment import build
-from fedvarp.run_directory import RunDirectory
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 
 SHORT = ("--set", "rounds=6", "--set", "evaluate_every=2")
 KEPT = ("metrics.jsonl", "model.safetensors")
@@ -105,6 +105,11 @@ def test_json_is_all_that_is_printed_on_standard_output(tmp_path: Path) -> None:
     )
     assert figures["bytes_up"] == 6 * 2 * 650 * 4  # rounds × clients × parameters × float32
     assert (figures["stopped"], figures["rounds"], figures["run"]) == ("rounds", 6, "run")
+
+
+def test_a_run_without_evaluations_is_told_without_figures() -> None:
+    blind = ("--set", "num_train_clients=0", "--set", "num_test_examples=0", "--out", "run")
+    assert fedvarp("run", "digits", *SHORT, *blind).out == "run: 6 rounds\n"
 
 
 def test_quiet_prints_nothing_but_errors() -> None:
@@ -458,6 +463,13 @@ def test_a_round_of_a_preset_on_its_real_data(preset: str, real_data: Path) -> N
 
 
 # The program itself
+
+
+def test_resume_helps_with_what_it_takes() -> None:
+    """Its help names all that may change, and gives no example that it refuses."""
+    told = " ".join(fedvarp("resume", "--help").out.split())
+    assert all(name in told for name in MAY_CHANGE - {"auto"})
+    assert "local_sgd" not in told
 
 
 def test_the_installed_program_answers() -> None:

@@ -33,6 +33,14 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Changes a setting, as in --set local_sgd.epochs=1."
     ),
 ]
+Prolonged = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Changes rounds, target_accuracy, trainer or workers, as in --set rounds=2000.",
+    ),
+]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data files; else that of FEDVARP_DATA.")
 ]
@@ -126,7 +134,7 @@ def run(
 @app.command()
 def resume(
     run: RunDir,
-    overrides: Overrides = None,
+    overrides: Prolonged = None,
     data_dir: DataDir = None,
     tensorboard: TensorBoard = None,
     quiet: Quiet = False,

@@ -53,7 +53,7 @@ def report(directory: Path, result: SimulationResult | None, quiet: bool, as_jso
         typer.echo(json.dumps(figures))
     elif not quiet:
         found = [f"{name} {figures['final'][name]:.4g}" for name in figures["final"]]
-        typer.echo(f"{directory}: {figures['rounds']} rounds, " + ", ".join(found))
+        typer.echo(f"{directory}: " + ", ".join([f"{figures['rounds']} rounds", *found]))
 
 
 def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
