@@ -209,7 +209,7 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes of this machine, or tasks of Ray.")
     ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; else one is started here.")
+        str | None, typer.Option(help="Of a Ray cluster; else RAY_ADDRESS; else one here.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -107,7 +107,8 @@ class Settings(Section):
     commit_every: Count = 1
     """Rounds between checkpoints."""
     trainer: Literal["auto", "sequential", "parallel", "vectorised", "ray"] = "auto"
-    """Who trains the clients: auto tries on the first rounds which is fastest here."""
+    """Who trains the clients: auto tries on the first rounds which is fastest here; ray goes to
+    the cluster at RAY_ADDRESS, or to one of its own on this machine."""
     workers: Count | None = None
     """Processes that train clients; one for each core unless given."""
     compile: bool = False
