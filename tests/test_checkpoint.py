@@ -203,8 +203,8 @@ def test_another_format_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (lambda data: b"", "is empty: it was cut off"),
         (lambda data: data[: len(data) // 2 // 4096 * 4096], "was cut off"),
-        (lambda data: data[:5000], "cut off|cannot be opened"),
-        (lambda data: b"not a database" * 1000, "cannot be opened"),
+        (lambda data: data[:5000], "cut off|cannot be read"),
+        (lambda data: b"not a database" * 1000, "cannot be read"),
     ],
 )
 def test_a_damaged_file_is_refused_and_left_alone(

@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 from typer.testing import CliRunner
 
 from fedvarp.cli import app
 from fedvarp.config_files import load_settings, preset_names
 from fedvarp.data import download
+from fedvarp.estimate import Estimate
 from fedvarp.experiment import build
-from fedvarp.run_directory import RunDirectory
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 
 SHORT = ("--set", "rounds=6", "--set", "evaluate_every=2")
 KEPT = ("metrics.jsonl", "model.safetensors")
@@ -105,6 +107,11 @@ def test_json_is_all_that_is_printed_on_standard_output(tmp_path: Path) -> None:
     assert (figures["stopped"], figures["rounds"], figures["run"]) == ("rounds", 6, "run")
 
 
+def test_a_run_without_evaluations_is_told_without_figures() -> None:
+    blind = ("--set", "num_train_clients=0", "--set", "num_test_examples=0", "--out", "run")
+    assert fedvarp("run", "digits", *SHORT, *blind).out == "run: 6 rounds\n"
+
+
 def test_quiet_prints_nothing_but_errors() -> None:
     done = fedvarp("run", "digits", *SHORT, "--quiet", "--out", "run")
     assert done == Ended(0, "", "")
@@ -122,6 +129,26 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
         tomllib.loads(settings) == load_settings("digits", ["algorithm=cluster_fedvarp"]).as_toml()
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_rounds_to_the_next_unit() -> None:
+    figures = Estimate(
+        dim=249_999,
+        rows=0,
+        whose_rows="client",
+        table_bytes={},
+        bytes_down=999_999,
+        bytes_up=999_400,
+        step_seconds=0.9999,
+        evaluation_seconds=59.97,
+        round_seconds=0.004,
+        total_seconds=3599.9,
+    )
+    told = "\n".join(figures.lines(build(load_settings("digits"))))
+    assert "249,999 parameters, 1 MB" in told
+    assert "1 MB down, 999 kB up" in told
+    assert "about 1 h 00 min: 300 rounds of 4 ms and 61 evaluations of 1 min 00 s" in told
+    assert "took 1 s just now" in told
 
 
 @pytest.mark.parametrize(
@@ -222,6 +249,24 @@ def test_a_full_disk_costs_no_whole_round(finished: Path, tmp_path: Path) -> Non
     assert bytes_of(run) == bytes_of(finished)
 
 
+def test_a_damaged_checkpoint_is_not_said_to_go_on(finished: Path) -> None:
+    checkpoint = finished / "checkpoint" / "data.mdb"
+    os.truncate(checkpoint, checkpoint.stat().st_size // 2 // 4096 * 4096)
+    ended = fedvarp("resume", finished, "--set", "rounds=8")
+    assert ended.code == 1
+    assert "Restore it from a copy" in ended.err
+    assert "the checkpoint of a run directory, the whole directory" in ended.err
+    assert "goes on" not in ended.err
+
+
+def test_a_run_at_work_elsewhere_is_not_said_to_have_lost_nothing(finished: Path) -> None:
+    with filelock.FileLock(finished / "checkpoint" / "lock"):
+        ended = fedvarp("resume", finished, "--set", "rounds=8")
+    assert ended.code == 1
+    assert "in use by another process" in ended.err
+    assert "goes on" not in ended.err
+
+
 # resume
 
 
@@ -283,6 +328,16 @@ def test_a_target_ends_a_run_and_counts_as_finished() -> None:
     assert "is finished" in fedvarp("resume", "run").err
     further = fedvarp("resume", "run", "--set", "target_accuracy=none", "--json")
     assert json.loads(further.out)["rounds"] == 6
+
+
+def test_a_run_that_met_its_target_says_how_to_train_longer() -> None:
+    assert fedvarp("run", "digits", *SHORT, "--set=target_accuracy=0.05", "--out", "run").code == 0
+    longer = fedvarp("resume", "run", "--set", "rounds=8")
+    assert longer.code == 0
+    advice = "fedvarp resume run --set rounds=8 --set target_accuracy=none"
+    assert longer.err.strip().endswith(advice)
+    assert fedvarp(*advice.split()[1:]).code == 0
+    assert RunDirectory("run").rounds_done == 8
 
 
 def test_runs_of_python_programs_are_left_to_them(tmp_path: Path) -> None:
@@ -408,6 +463,13 @@ def test_a_round_of_a_preset_on_its_real_data(preset: str, real_data: Path) -> N
 
 
 # The program itself
+
+
+def test_resume_helps_with_what_it_takes() -> None:
+    """Its help names all that may change, and gives no example that it refuses."""
+    told = " ".join(fedvarp("resume", "--help").out.split())
+    assert all(name in told for name in MAY_CHANGE - {"auto"})
+    assert "local_sgd" not in told
 
 
 def test_the_installed_program_answers() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fedvarp import diagnosis
 from fedvarp.cli import app
 
 SMALL = [
@@ -51,6 +53,7 @@ def test_a_run_keeps_its_diagnosis_and_a_preset_leaves_nothing(tmp_path: Path) -
         (["digits", "--memory", "-3"], "holds nothing: give more than 0"),
         (["digits", "--set", "clusters=auto:0"], "not one of own, labels, auto:K"),
         (["digits", "--out", "figure.doc"], "does not end in .png"),
+        (["digits", "--out", "/dev/null/figure.png"], "/dev/null is no folder that you may write"),
         (["digits", "--sample", "2"], "sample=2"),
         (["digits", "--set", "client_weights=examples"], "client_weights=equal"),
     ],
@@ -59,6 +62,26 @@ def test_errors_are_sentences(arguments: list[str], said: str) -> None:
     result = runner.invoke(app, ["diagnose", *arguments])
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_nothing_is_measured_for_a_figure_that_cannot_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    monkeypatch.setattr(diagnosis, "diagnose", lambda *_, **__: pytest.fail("measured in vain"))
+    result = runner.invoke(app, ["diagnose", "digits", "--out", str(tmp_path / "figure.png")])
+    assert result.exit_code == 1
+    assert "fedvarp[plots]" in result.stderr
+
+
+def test_a_file_that_cannot_be_written_does_not_cost_the_diagnosis(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert runner.invoke(app, ["run", "digits", *SMALL, "--out", str(run), "-q"]).exit_code == 0
+    (run / "diagnosis.json.part").mkdir()
+    result = runner.invoke(app, ["diagnose", str(run), "--bounds-only", "--json"])
+    assert result.exit_code == 1
+    assert "Is a directory" in result.stderr
+    assert json.loads(result.stdout)["round"] == 2
 
 
 def test_a_figure_is_drawn(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedvarp import cli_looking
-from fedvarp.run_directory import RunError
+from fedvarp.run_directory import RunDirectory, RunError
 from some_runs import digits_runs, write_run
 
 app = typer.Typer()
@@ -49,6 +49,20 @@ def test_plot_and_report_say_where_the_file_is(real_runs: Path, tmp_path: Path) 
     assert figure.stat().st_size > 0
     assert type_("report", real_runs, "--out", page, "--title", "Mine").strip() == str(page)
     assert "<title>Mine</title>" in page.read_text()
+
+
+@pytest.mark.parametrize("how", [[], ["--against", "clients_per_round"]])
+def test_plot_says_which_runs_are_left_out(tmp_path: Path, how: list[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    for M in (1, 2):
+        write_run(tmp_path / f"runs/{M}", [0.1, 0.2], settings={"clients_per_round": M})
+    RunDirectory(tmp_path / "runs/empty").create({"algorithm": "fedvarp"})
+    (tmp_path / "runs/empty/metrics.jsonl").touch()
+    figure = tmp_path / "figure.png"
+    words = ["plot", str(tmp_path / "runs"), "--out", str(figure), "--allow-different", *how]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.stdout.strip() == str(figure)
+    assert "empty is left out: no round of it is recorded yet" in result.stderr
 
 
 def test_several_directories_are_one_comparison(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
@@ -14,9 +14,15 @@ from fedvarp import LocalSGD, config_sections, simulate
 from fedvarp.algorithms.by_name import ALGORITHMS
 from fedvarp.availability import Bernoulli, Cyclic, Markov, Trace
 from fedvarp.client_sampling import UniformSampler, WeightedSampler
-from fedvarp.config import ALGORITHM_NAMES, Settings
+from fedvarp.config import AlgorithmName, Settings
 from fedvarp.config_errors import SettingsError, all_names
-from fedvarp.config_files import load_settings, preset_names, preset_summary, preset_text
+from fedvarp.config_files import (
+    load_settings,
+    preset_names,
+    preset_summary,
+    preset_text,
+    settings_of_run,
+)
 from fedvarp.data import digits
 from fedvarp.experiment import Experiment, build
 from fedvarp.models import LogisticRegression, initialised
@@ -108,6 +114,28 @@ def test_a_section_of_another_kind_starts_anew() -> None:
     assert other.data.num_clients == 30  # Synthetic's own, not the 50 of the digits
 
 
+@pytest.mark.parametrize(
+    ("overrides", "way_out"),
+    [
+        (["data.alpha=0.5"], "data.partition=dirichlet"),
+        (["data.partition=iid", "data.alpha=0.5"], "data.alpha=none"),
+        (["data.partition=dirichlet", "data.shards_per_client=3"], "data.partition=shards"),
+    ],
+)
+def test_what_the_partition_does_not_use_is_refused(overrides: list[str], way_out: str) -> None:
+    said = refusal("digits", *overrides)
+    assert said.startswith(f"--set {overrides[-1]}: {overrides[-1].replace('=', ' = ')} has no")
+    load_settings("digits", [*overrides, way_out])
+
+
+def test_the_defaults_of_other_partitions_are_no_choice() -> None:
+    """config.toml holds them all; so do those of earlier runs."""
+    for partition in ("shards", "dirichlet", "iid"):
+        given = load_settings("digits", [f"data.partition={partition}"])
+        assert settings_of_run(given.as_toml(), "config.toml", []) == given
+        assert {"alpha", "shards_per_client"} <= given.as_toml()["data"].keys()
+
+
 def test_none_goes_back_to_the_default() -> None:
     settings = load_settings("cifar10-lenet5", ["target_accuracy=0.5", "target_accuracy=none"])
     assert settings.target_accuracy is None
@@ -131,6 +159,7 @@ def test_none_goes_back_to_the_default() -> None:
         ("rounds=0", "rounds = 0 should be at least 1"),
         ("rounds=2.5", "rounds = 2.5 should be a whole number"),
         ("rounds='3'", "rounds = '3' should be a whole number"),
+        ("compile=True", "compile = 'True' should be true or false"),
         ("local_sgd.lr=nan", "should be a finite number"),
         ("local_sgd.momentum=1", "local_sgd.momentum = 1 should be less than 1"),
         ("sampling.dropout=oops", "sampling.dropout = 'oops' should be a number"),
@@ -158,6 +187,10 @@ def test_an_error_names_the_source_of_each_wrong_setting(tmp_path: Path) -> None
 
 def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path: Path) -> None:
     assert "Texts need quotes" in refusal(written(tmp_path, "algorithm = fedvarp"))
+    assert "preset = 3 should be the name of one" in refusal(written(tmp_path, "preset = 3"))
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes('name = "Zürich"'.encode("latin-1"))
+    assert f"{latin} is no text in UTF-8" in refusal(latin)
     assert "no preset called 'digit'. Did you mean digits?" in refusal(
         written(tmp_path, 'preset = "digit"')
     )
@@ -215,7 +248,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_algorithms_are_those_of_the_package() -> None:
-    assert tuple(ALGORITHMS) == ALGORITHM_NAMES
+    assert tuple(ALGORITHMS) == get_args(AlgorithmName)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "shakespeare", "digits", "quadratics", "logistic"])

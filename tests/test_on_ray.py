@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,28 @@ def test_a_ray_that_would_listen_on_all_networks_is_not_started(
     monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
     with pytest.raises(RuntimeError, match="would listen on all networks"):
         connect(None, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "used"),
+    [
+        (None, None, "local"),
+        (None, "", "local"),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379"),
+        ("auto", "10.0.0.1:6379", "auto"),
+    ],
+)
+def test_the_cluster_is_the_one_named_or_that_of_the_environment(
+    address: str | None, environment: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    asked: dict[str, object] = {}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=asked.update))
+    connect(address, 1, "")
+    assert asked["address"] == used
 
 
 def test_no_workers_are_refused() -> None:

@@ -100,6 +100,14 @@ def test_the_caption_says_who_has_fewer_seeds(tmp_path: Path) -> None:
     assert caption.startswith("Lines: mean over 3 seeds (MIFA, SCAFFOLD: 1); bands: ")
 
 
+def test_a_running_mean_over_more_evaluations_than_there_are_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", [0.1, 0.3, 0.8])
+    groups = group_runs(read_runs([tmp_path])[0])
+    figure(groups, smooth=3)
+    with pytest.raises(RunError, match=r"has 3 evaluations up to round 20, too few .* last 4"):
+        figure(groups, smooth=4)
+
+
 def as_read(drawn: Figure) -> list[str]:
     """The legend's names, row by row from the left."""
     drawn.savefig(io.BytesIO(), dpi=drawn.dpi)  # settles where everything is

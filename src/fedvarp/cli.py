@@ -20,6 +20,7 @@ from fedvarp.cli_errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show
 from fedvarp.version import __version__
 
 if TYPE_CHECKING:
+    from fedvarp.config import Settings
     from fedvarp.loggers import TensorBoardLogger
 
 Config = Annotated[
@@ -30,6 +31,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Changes a setting, as in --set local_sgd.epochs=1."
+    ),
+]
+Prolonged = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Changes rounds, target_accuracy, trainer or workers, as in --set rounds=2000.",
     ),
 ]
 DataDir = Annotated[
@@ -125,7 +134,7 @@ def run(
 @app.command()
 def resume(
     run: RunDir,
-    overrides: Overrides = None,
+    overrides: Prolonged = None,
     data_dir: DataDir = None,
     tensorboard: TensorBoard = None,
     quiet: Quiet = False,
@@ -138,7 +147,7 @@ def resume(
 
     settings = resuming.resumed_settings(run, overrides or [])
     if resuming.is_finished(RunDirectory(run), settings):
-        say(f"{run} is finished. To train longer: fedvarp resume {run} --set rounds=…", quiet)
+        say(_why_finished(run, settings, overrides or []), quiet)
         report(run, None, quiet, as_json)
         return
     with safe_rounds(run), _live_view(tensorboard) as callbacks:
@@ -200,7 +209,7 @@ def sweep(
         Literal["local", "ray"], typer.Option(help="Processes of this machine, or tasks of Ray.")
     ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; else one is started here.")
+        str | None, typer.Option(help="Of a Ray cluster; else RAY_ADDRESS; else one here.")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -238,6 +247,20 @@ def main() -> None:
     # Schedulers end a job by SIGTERM: it should finish its round too.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     app()
+
+
+def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
+    from fedvarp.run_directory import RunDirectory
+
+    done, again = RunDirectory(run).rounds_done, f"fedvarp resume {run}"
+    if done >= settings.rounds:
+        return f"{run} is finished. To train longer: {again} --set rounds=…"
+    asked = "".join(f" --set {override}" for override in overrides)
+    return (
+        f"{run} is finished: in round {done} it reached target_accuracy="
+        f"{settings.target_accuracy}, so nothing was done. To train longer, without a target or "
+        f"up to a higher one: {again}{asked} --set target_accuracy=none"
+    )
 
 
 def _end(directory: Path, stopped: str, quiet: bool) -> None:

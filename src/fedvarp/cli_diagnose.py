@@ -56,13 +56,13 @@ def diagnose(
     from fedvarp.cli_output import shows_progress
     from fedvarp.diagnosis_advice import advice, refuse_wishes
     from fedvarp.diagnosis_table import as_text
-    from fedvarp.plots import refuse_format
+    from fedvarp.plots import refuse_undrawable
     from fedvarp.run_directory import RunDirectory
 
     budget = None if memory is None else memory * 1e6
     refuse_wishes(keep, budget)
     if out is not None:
-        refuse_format(out)
+        refuse_undrawable(out)
     found = diagnosis.diagnose(
         source,
         overrides or [],
@@ -72,13 +72,14 @@ def diagnose(
         progress=shows_progress(quiet),
     )
     told = advice(found, keep=keep, memory_budget=budget)
+    # Printed first: what was measured for long is not lost where a file cannot be written.
+    if as_json:
+        typer.echo(json.dumps(found.as_json() | {"advice": told}, allow_nan=False))
+    else:
+        typer.echo(as_text(found, told), nl=False)
     if RunDirectory(source).exists and not overrides:  # what if is not what the run is
         diagnosis.write_json(found, told, Path(source) / diagnosis.FILE_NAME)
     if out is not None:
         from fedvarp.diagnosis_figure import draw
 
         draw(found, out)
-    if as_json:
-        typer.echo(json.dumps(found.as_json() | {"advice": told}, allow_nan=False))
-    else:
-        typer.echo(as_text(found, told), nl=False)

@@ -96,13 +96,24 @@ def plot(
             smooth=smooth,
             log_loss=log_loss,
             allow_different=allow_different,
+            on_note=_remark,
         )
         typer.echo(drawn)
         return
     file = plots.plot(
-        runs, out, x=x, smooth=smooth, log_loss=log_loss, allow_different=allow_different
+        runs,
+        out,
+        x=x,
+        smooth=smooth,
+        log_loss=log_loss,
+        allow_different=allow_different,
+        on_note=_remark,
     )
     typer.echo(file)
+
+
+def _remark(note: str) -> None:
+    typer.echo(note, err=True)
 
 
 def report(

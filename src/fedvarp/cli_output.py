@@ -35,12 +35,12 @@ def shows_progress(quiet: bool) -> bool:
 
 @contextmanager
 def safe_rounds(directory: Path) -> Iterator[None]:
-    """Reminds of what is kept, if the rounds within end in trouble."""
-    from fedvarp.store import StoreError
+    """Reminds of what is kept, if the rounds within end for want of a disk that takes more."""
+    from fedvarp.store import WriteError
 
     try:
         yield
-    except (OSError, StoreError) as error:
+    except (OSError, WriteError) as error:
         if RunDirectory(directory).exists:
             error.add_note(f"No whole round is lost: `fedvarp resume {directory}` goes on.")
         raise
@@ -53,7 +53,7 @@ def report(directory: Path, result: SimulationResult | None, quiet: bool, as_jso
         typer.echo(json.dumps(figures))
     elif not quiet:
         found = [f"{name} {figures['final'][name]:.4g}" for name in figures["final"]]
-        typer.echo(f"{directory}: {figures['rounds']} rounds, " + ", ".join(found))
+        typer.echo(f"{directory}: " + ", ".join([f"{figures['rounds']} rounds", *found]))
 
 
 def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:

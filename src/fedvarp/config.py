@@ -28,7 +28,8 @@ from fedvarp.config_sections import (
 )
 
 AlgorithmName = Literal["fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold"]
-ALGORITHM_NAMES: Final[tuple[str, ...]] = get_args(AlgorithmName)
+RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
+ROW_DTYPES: Final[tuple[str, ...]] = get_args(RowDtype)
 
 
 class LocalSGD(Section):
@@ -70,7 +71,7 @@ class States(Section):
     """The table of client states."""
 
     where: Literal["memory", "disk"] = "memory"
-    dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    dtype: RowDtype = "float32"
 
 
 class Settings(Section):
@@ -106,7 +107,8 @@ class Settings(Section):
     commit_every: Count = 1
     """Rounds between checkpoints."""
     trainer: Literal["auto", "sequential", "parallel", "vectorised", "ray"] = "auto"
-    """Who trains the clients: auto tries on the first rounds which is fastest here."""
+    """Who trains the clients: auto tries on the first rounds which is fastest here; ray goes to
+    the cluster at RAY_ADDRESS, or to one of its own on this machine."""
     workers: Count | None = None
     """Processes that train clients; one for each core unless given."""
     compile: bool = False

@@ -93,6 +93,7 @@ def _in_plain_words(message: str) -> str:
     for pydantic_says, we_say in (
         ("Input should be", "should be"),
         ("a valid integer", "a whole number"),
+        ("a valid boolean", "true or false"),
         ("a valid", "a"),
         ("a string", "a text"),
         ("a tuple", "a list"),

@@ -55,9 +55,14 @@ def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ())
         layers.add(_parse(preset_text(str(source)), f"preset {source}"), f"preset {source}")
     else:
         path = _existing(Path(source))
-        given = _parse(path.read_text(encoding="utf-8"), str(path))
+        given = _parse(_text(path), str(path))
         preset = given.pop("preset", None)
         if preset is not None:
+            if not isinstance(preset, str):
+                raise SettingsError(
+                    f"{path}: preset = {preset!r} should be the name of one, as in "
+                    f'preset = "digits".'
+                )
             layers.add(_parse(preset_text(preset), f"preset {preset}"), f"preset {preset}")
         layers.add({"name": path.stem}, str(path))
         layers.add(given, str(path))
@@ -185,6 +190,16 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         raise SettingsError(
             f"{where} cannot be read as TOML: {error}. Texts need quotes there, as in "
             f'algorithm = "fedvarp".'
+        ) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path} is no text in UTF-8, as TOML is ({error.reason} at byte {error.start}). Is it "
+            f"another file than you meant? Else save it as UTF-8."
         ) from error
 
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
@@ -50,6 +50,20 @@ class Partitioned(Kind):
     alpha: Positive = 0.1
     """Concentration of the Dirichlet label mixes."""
     seed: Seed = 0
+
+    @field_validator("shards_per_client", "alpha")
+    @classmethod
+    def _of_this_partition(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        partition = info.data.get("partition")  # None: it is wrong itself, and reported
+        user = {"shards_per_client": "shards", "alpha": "dirichlet"}[name]
+        # Defaults are no choice: config.toml holds those of all partitions.
+        if partition not in (None, user) and value != cls.model_fields[name].default:
+            raise ValueError(
+                f'= {value} has no effect with data.partition = "{partition}": --set '
+                f"data.partition={user} uses it, --set data.{name}=none leaves it out"
+            )
+        return value
 
 
 class Cifar10(Partitioned):

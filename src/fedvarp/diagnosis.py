@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fedvarp.client_states.codecs import codec_named
 from fedvarp.clusters_by_name import clusters_by_name
-from fedvarp.config import Settings
+from fedvarp.config import ROW_DTYPES, Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import load_settings, settings_of_run
 from fedvarp.experiment import DataFolder, Experiment, build
@@ -48,8 +48,6 @@ CAUSES: Final = {
     "client_drift": Cause("client drift", "#009E73", ".."),
 }
 """The three errors of the paper's floor."""
-
-CODECS: Final = ("float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +139,7 @@ class Diagnosis:
             },
             "curve": [dataclasses.asdict(point) for point in self.curve],
             "table_bytes": {
-                str(rows): {codec: self.table_bytes(rows, codec) for codec in CODECS}
+                str(rows): {codec: self.table_bytes(rows, codec) for codec in ROW_DTYPES}
                 for rows in sorted({point.num_clusters for point in self.curve} | self._own_rows)
             },
         }

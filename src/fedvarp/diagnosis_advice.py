@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedvarp.comparison.units import in_bytes
-from fedvarp.diagnosis import CODECS, Diagnosis
+from fedvarp.config import ROW_DTYPES
+from fedvarp.diagnosis import Diagnosis
 from fedvarp.theory.clustering import CurvePoint
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
@@ -144,7 +145,7 @@ def _of_the_bound(found: Diagnosis) -> str:
 
 def _memory(found: Diagnosis) -> str:
     N = found.measured.num_clients
-    by_codec = ", ".join(f"{codec} {in_bytes(found.table_bytes(N, codec))}" for codec in CODECS)
+    by_codec = ", ".join(f"{codec} {in_bytes(found.table_bytes(N, codec))}" for codec in ROW_DTYPES)
     return f"FedVARP keeps a row for each of {N:,} clients at the server: {by_codec}."
 
 

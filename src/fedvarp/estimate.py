@@ -13,10 +13,11 @@ import torch
 from fedvarp.algorithms.by_name import TableSettings, make_algorithm
 from fedvarp.client_states.codecs import codec_named
 from fedvarp.clusters_by_name import clusters_by_name
+from fedvarp.comparison.units import in_bytes, in_seconds
+from fedvarp.config import ROW_DTYPES
 from fedvarp.experiment import Experiment
 from fedvarp.flat_model import FlatModel
 
-_DTYPES: Final = ("float32", "bfloat16", "float16", "int8")
 _MEASURE_FOR: Final = 0.5  # seconds, at least one call
 _FORWARD: Final = 500  # examples in the forward pass that is timed
 
@@ -72,11 +73,11 @@ class Estimate:
             f"Table     {table}",
             f"Round     {settings.clients_per_round} clients, {in_bytes(self.bytes_down)} down, "
             f"{in_bytes(self.bytes_up)} up",
-            f"Time      about {in_time(self.total_seconds)}: {settings.rounds:,} rounds of "
-            f"{in_time(self.round_seconds)} and {evaluations:,} evaluations of "
-            f"{in_time(self.evaluation_seconds)}",
-            f"          (a step on a full batch took {in_time(self.step_seconds)} just now; this "
-            f"leaves out the server's own step and the disk)",
+            f"Time      about {in_seconds(self.total_seconds)}: {settings.rounds:,} rounds of "
+            f"{in_seconds(self.round_seconds)} and {evaluations:,} evaluations of "
+            f"{in_seconds(self.evaluation_seconds)}",
+            f"          (a step on a full batch took {in_seconds(self.step_seconds)} just now; "
+            f"this leaves out the server's own step and the disk)",
         ]
 
 
@@ -103,7 +104,7 @@ def estimate(experiment: Experiment) -> Estimate:
         whose_rows="cluster" if settings.algorithm == "cluster_fedvarp" else "client",
         table_bytes={
             dtype: rows * codec_named(dtype).row_bytes(flat.dim) + 8 * flat.dim
-            for dtype in _DTYPES
+            for dtype in ROW_DTYPES
             if rows
         },
         bytes_down=settings.clients_per_round * aggregator.vectors_down * 4 * flat.dim,
@@ -113,32 +114,6 @@ def estimate(experiment: Experiment) -> Estimate:
         round_seconds=round_seconds,
         total_seconds=settings.rounds * round_seconds + _evaluations(experiment) * evaluation,
     )
-
-
-def in_bytes(count: float) -> str:
-    """1,234,567 bytes are 1.23 MB.
-
-    >>> in_bytes(1_234_567)
-    '1.23 MB'
-    """
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
-
-
-def in_time(seconds: float) -> str:
-    """Seconds, minutes or hours.
-
-    >>> [in_time(0.0123), in_time(90), in_time(7200)]
-    ['12 ms', '1.5 min', '2.0 h']
-    """
-    if seconds < 1:
-        return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _step_seconds(experiment: Experiment, flat: FlatModel) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -75,6 +76,7 @@ def plot(
     smooth: int = 1,
     log_loss: bool = False,
     allow_different: bool = False,
+    on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Draws the runs, and returns the file; drawing the same runs again gives the same bytes.
 
@@ -85,12 +87,16 @@ def plot(
         smooth: Draws the running mean over as many evaluations.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Draws runs of different tasks into one figure.
+        on_note: Told of each run that is left out.
 
     Raises:
-        RunError: There is nothing to draw, or the runs are of different tasks.
+        RunError: There is nothing to draw, the runs are of different tasks, or one has fewer
+            evaluations than `smooth`.
     """
     refuse_format(Path(out))
-    runs, _ = read_runs(paths)
+    runs, notes = read_runs(paths)
+    for note in notes:
+        on_note(note)
     if not allow_different:
         refuse_different_tasks(runs)
     return save(figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss), Path(out))
@@ -100,6 +106,21 @@ def refuse_format(file: Path) -> None:
     """Raises RunError unless the file's ending is one that can be drawn."""
     if _ending(file) not in FORMATS:
         raise RunError(f"{file} does not end in {', '.join(f'.{name}' for name in FORMATS)}.")
+
+
+def refuse_undrawable(file: Path) -> None:
+    """Raises RunError or ImportError where a figure could not be drawn into that file.
+
+    For those who have long to work before they draw.
+    """
+    refuse_format(file)
+    need_matplotlib()
+    place = next(place for place in (file, *file.absolute().parents) if place.exists())
+    if place.is_dir() != (place != file) or not os.access(place, os.W_OK):
+        raise RunError(
+            f"{file} cannot be written: {place} is no {'file' if place == file else 'folder'} that "
+            f"you may write to. Choose another place."
+        )
 
 
 def save(drawn: Figure, file: Path) -> Path:
@@ -124,6 +145,7 @@ def figure(
 
     Without an accuracy the second shows the test loss; what no run measured has no panel.
     """
+    refuse_too_few(groups, smooth)
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
     size, label = _x_unit(groups, x)
 
@@ -135,6 +157,19 @@ def figure(
         axes.set_xlim(left=0)
 
     return panels(measured, draw, log_loss=log_loss, caption=_caption(groups, smooth))
+
+
+def refuse_too_few(groups: Sequence[Group], smooth: int) -> None:
+    """Raises RunError where a run has fewer evaluations to draw than the mean is taken over."""
+    for group in groups:
+        for run in group.runs:
+            count = int((run.rounds <= group.rounds[-1]).sum())
+            if count < smooth:
+                raise RunError(
+                    f"{run.path} has {count} evaluations up to round {group.rounds[-1]}, too few "
+                    f"for the mean of the last {smooth}. Take a smaller mean (--smooth, in Python "
+                    f"smooth=…), or leave it out."
+                )
 
 
 def panels(

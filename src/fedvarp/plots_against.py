@@ -6,8 +6,9 @@ import dataclasses
 import math
 import os
 import re
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -74,6 +75,7 @@ def plot_against(
     smooth: int = 1,
     log_loss: bool = False,
     allow_different: bool = False,
+    on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Draws the last evaluations of the runs against a setting, and returns the file.
 
@@ -85,21 +87,29 @@ def plot_against(
         smooth: Evaluations at the end of each run to take the mean of.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Takes runs that differ in their task beyond that setting.
+        on_note: Told of each run that is left out.
 
     Raises:
         RunError: There is nothing to draw, no run has the setting, the runs differ in more, or one
             has fewer evaluations than `smooth`.
     """
     plots.refuse_format(Path(out))
-    lines = read_lines(paths, setting, allow_different)
+    lines = read_lines(paths, setting, allow_different, on_note)
     return plots.save(figure(lines, setting, smooth=smooth, log_loss=log_loss), Path(out))
 
 
-def read_lines(paths: Iterable[AnyPath], setting: str, allow_different: bool) -> list[Line]:
+def read_lines(
+    paths: Iterable[AnyPath],
+    setting: str,
+    allow_different: bool,
+    on_note: Callable[[str], object] = warnings.warn,
+) -> list[Line]:
     """The runs, one line for all that differ in the setting and the seed alone."""
     if setting in _NO_AXIS:
         raise RunError(f"{_NO_AXIS[setting]}: draw runs against another setting than {setting}.")
-    runs, _ = read_runs(paths)
+    runs, notes = read_runs(paths)
+    for note in notes:
+        on_note(note)
     values = [_value(run, setting) for run in runs]
     if len(set(values)) < 2:
         raise RunError(_nothing_to_compare(runs, setting))
@@ -126,8 +136,7 @@ def figure(
             "These runs have no loss and no accuracy in common: some measured the one, some the "
             "other. Leave some out."
         )
-    for group in groups:
-        _refuse_too_few(group, smooth)
+    plots.refuse_too_few(groups, smooth)
     places = _places({value for line in lines for value in line.at if value is not None})
 
     def draw(axes: Axes, metric: str) -> None:
@@ -158,17 +167,6 @@ def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:
         for named in group_runs(firsts)
         for first in named.runs
     ]
-
-
-def _refuse_too_few(group: Group, smooth: int) -> None:
-    for run in group.runs:
-        count = int((run.rounds <= group.rounds[-1]).sum())
-        if count < smooth:
-            raise RunError(
-                f"{run.path} has {count} evaluations up to round {group.rounds[-1]}, too few for "
-                f"the mean of the last {smooth}. Take a smaller mean (--smooth, in Python "
-                f"smooth=…), or leave it out."
-            )
 
 
 def _draw(

@@ -14,8 +14,8 @@ def connect(address: str | None, num_cpus: int, instead: str) -> Any:
     """The module `ray`, connected.
 
     Args:
-        address: Of a cluster that is up ("auto": the one of this machine); None starts one that
-            listens on 127.0.0.1 only.
+        address: Of a cluster that is up ("auto": the one of this machine); None: that of Ray's
+            own RAY_ADDRESS, and where it is not set one is started that listens on 127.0.0.1 only.
         num_cpus: Of the cluster that is started here.
         instead: What to do without Ray, a sentence.
 
@@ -23,6 +23,7 @@ def connect(address: str | None, num_cpus: int, instead: str) -> Any:
         ImportError: Ray is not installed.
         ConnectionError: No cluster answers.
     """
+    address = address or os.environ.get("RAY_ADDRESS") or None
     ray = _import_ray(address is None, instead)
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:

@@ -25,10 +25,19 @@ _DATA: Final = "data.mdb"
 _FIRST_MAP_SIZE: Final = 64 * 2**20
 _MAX_DATABASES: Final = 32
 _CHECKSUMS: Final = "checksums"
+_DAMAGES: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+_IF_DAMAGED: Final = (
+    "Restore it from a copy. Without one there is only round 0 to start from: delete the folder, "
+    "or, if it is the checkpoint of a run directory, the whole directory."
+)
 
 
 class StoreError(Exception):
     """The folder cannot be used: damaged, taken by another process, or out of space."""
+
+
+class WriteError(StoreError):
+    """A transaction could not be written; those before it are whole, and can be gone on from."""
 
 
 class Store:
@@ -143,7 +152,7 @@ class Store:
             if expected is None or bytes(expected) != _checksum(found):
                 raise StoreError(
                     f"{self.path} is damaged: the checksum of {database}/{key} does not match. "
-                    f"Restore the folder from a copy, or delete it to start from round 0."
+                    f"{_IF_DAMAGED}"
                 )
         return torch.from_numpy(found)
 
@@ -157,7 +166,7 @@ class Store:
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if found is None or len(found) != size:
             what = "is missing" if found is None else f"has {len(found)} bytes, not {size}"
-            raise StoreError(f"{self.path}: {database}/{key} {what}. The folder is incomplete.")
+            raise StoreError(f"{self.path} is damaged: {database}/{key} {what}. {_IF_DAMAGED}")
         return found.view(dtype).reshape(shape)
 
     def keys(self, database: str) -> list[str]:
@@ -190,7 +199,9 @@ class Store:
         return _damage_reported(self.path / _DATA)
 
     def _cannot_write(self, reason: lmdb.Error) -> StoreError:
-        return StoreError(
+        if isinstance(reason, _DAMAGES):
+            return _unreadable(self.path / _DATA, reason)
+        return WriteError(
             f"Writing to {self.path} failed: {reason}. Is the disk full? What was written before "
             f"is intact; make room and start again."
         )
@@ -200,7 +211,7 @@ def _open_environment(file: Path, fsync: bool) -> Any:
     if not file.exists():
         _create(file)
     if file.stat().st_size == 0:
-        raise StoreError(f"{file} is empty: it was cut off. Restore it, or delete its folder.")
+        raise StoreError(f"{file} is empty: it was cut off. {_IF_DAMAGED}")
     with _damage_reported(file):
         environment = _open(file, fsync=fsync, map_size=max(_FIRST_MAP_SIZE, file.stat().st_size))
     # LMDB maps the file: reading a page that is not there would kill the process, not raise.
@@ -209,8 +220,7 @@ def _open_environment(file: Path, fsync: bool) -> Any:
         environment.close()
         raise StoreError(
             f"{file} is damaged: it has {file.stat().st_size} bytes of at least {needed}, so it "
-            f"was cut off, perhaps by an incomplete copy. Copy it again, or delete its folder to "
-            f"start from round 0."
+            f"was cut off, perhaps by an incomplete copy. {_IF_DAMAGED}"
         )
     return environment
 
@@ -232,10 +242,14 @@ def _damage_reported(file: Path) -> Iterator[None]:
     try:
         yield
     except lmdb.Error as reason:
-        raise StoreError(
-            f"{file} cannot be opened: {reason}. It is damaged or not one of ours; nothing in it "
-            f"was changed."
-        ) from reason
+        raise _unreadable(file, reason) from reason
+
+
+def _unreadable(file: Path, reason: lmdb.Error) -> StoreError:
+    return StoreError(
+        f"{file} cannot be read: {reason}. It is damaged or not one of ours; nothing in it was "
+        f"changed. {_IF_DAMAGED}"
+    )
 
 
 def as_json(content: Mapping[str, object]) -> Tensor:

@@ -69,6 +69,11 @@ class Grid:
                 f"A sweep takes numbers separated by commas, such as --client-lrs 0.1,10^-1.5 and "
                 f"--seeds 0,1,2; {error}."
             ) from error
+        except ArithmeticError as error:  # 10^400, 0^-1
+            raise SettingsError(
+                f"--client-lrs {client_lrs}: a power in it is too large, or one of 0 to less than "
+                f"0. Rates are numbers above 0, such as 0.1 or 10^-1.5."
+            ) from error
 
 
 @dataclass(frozen=True)

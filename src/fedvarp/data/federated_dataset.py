@@ -33,8 +33,8 @@ class FederatedDataset:
     """The clients' examples, loaded when asked for, and what is known without loading them.
 
     Attributes:
-        load: Returns the examples of a client. To train in several processes it must be picklable:
-            a function of a module or an object of a class, not a lambda.
+        load: Returns the examples of a client. Any function will do; only to train on Ray, whose
+            workers are sent it, it and what it refers to must be picklable.
         num_clients: N.
         num_examples: How many training examples each client has; None where that is only known
             after loading.
