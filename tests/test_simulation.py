@@ -391,6 +391,16 @@ def test_missing_metrics_are_noticed(some_digits: FederatedDataset, tmp_path: Pa
         short_run(some_digits, out=tmp_path, rounds=9, resume=True)
 
 
+def test_timings_lost_in_a_power_failure_cost_nothing_else(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    short_run(some_digits, out=tmp_path)
+    timings = tmp_path / "timings.jsonl"
+    timings.write_bytes(timings.read_bytes()[:-20])  # half of a line is left
+    short_run(some_digits, out=tmp_path, rounds=8, resume=True)
+    assert [line["round"] for line in RunDirectory(tmp_path).timings()] == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
 @pytest.mark.parametrize("commit_every", [1, 4])
 @pytest.mark.parametrize("states", ["memory", "disk"])
 @every_algorithm

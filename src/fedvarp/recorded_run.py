@@ -103,8 +103,8 @@ class RecordedRun:
             self._simulation.buffers = self._checkpoint.tensors()
         notes = self._checkpoint.notes
         self._metrics.cut_back(notes.get("metrics_bytes", 0))
-        if self._timings.size >= notes.get("timings_bytes", 0):  # else some were lost: no matter
-            self._timings.cut_back(notes.get("timings_bytes", 0))
+        # No commit waits until the disk has these: a power failure may have cost some.
+        self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
 
     def _refuse_edited_settings(self) -> None:
         """What was set when the checkpoint was made must still be set so; names may have joined."""

@@ -82,6 +82,11 @@ class Journal:
         self._file.truncate(size)
         self._file.seek(size)
 
+    def cut_back_or_further(self, size: int) -> None:
+        """The same for a file that may have lost its end: what is left of it in whole lines."""
+        there = self.path.read_bytes()[:size]
+        self.cut_back(size if len(there) == size else there.rfind(b"\n") + 1)
+
     def sync(self) -> None:
         """Waits until the disk has it."""
         os.fsync(self._file.fileno())
