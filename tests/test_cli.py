@@ -254,11 +254,12 @@ def test_a_resumed_run_cannot_become_another(finished: Path) -> None:
 def test_settings_edited_by_hand_are_noticed(finished: Path) -> None:
     config = finished / "config.toml"
     config.write_text(config.read_text().replace("\nlr = 0.1\n", "\nlr = 0.2\n"))
-    before = (finished / "metrics.jsonl").read_bytes()
+    files = (config, finished / "metrics.jsonl")
+    before = [file.read_bytes() for file in files]
     ended = fedvarp("resume", finished, "--set", "rounds=8")
     assert ended.code == 2
     assert "was made with local_sgd.lr = 0.1 (now 0.2): config.toml was edited since" in ended.err
-    assert (finished / "metrics.jsonl").read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_a_run_that_lost_its_model_is_not_taken_for_finished(finished: Path) -> None:

@@ -23,7 +23,8 @@ class RecordedRun:
         directory: Where.
         simulation: What to run.
         fingerprint: Of the data, the model and the loss; a resumed run must have the same.
-        settings: Of the run; a resumed run must have those its checkpoint was made with.
+        settings: Of the run; a resumed run must have those its checkpoint was made with. What it
+            may be told anew is written once everything else agrees.
         commit_every: Rounds between checkpoints.
         fsync: Whether they wait for the disk.
         after_commit: Called once a checkpoint is written.
@@ -42,7 +43,8 @@ class RecordedRun:
         self._directory = directory
         self._simulation = simulation
         self._fingerprint = fingerprint
-        self._settings = lasting(settings)
+        self._settings = settings
+        self._lasting = lasting(settings)
         self._commit_every = commit_every
         self._fsync = fsync
         self._after_commit = after_commit
@@ -70,6 +72,7 @@ class RecordedRun:
             announce: Whether to say how to go on after Ctrl-C.
         """
         self._go_back_to_the_checkpoint()
+        self._directory.update_settings(self._settings)
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
@@ -109,7 +112,7 @@ class RecordedRun:
     def _refuse_edited_settings(self) -> None:
         """What was set when the checkpoint was made must still be set so; names may have joined."""
         before = self._checkpoint.notes.get("settings", {})
-        if edited := changes(before, self._settings, before):
+        if edited := changes(before, self._lasting, before):
             raise RunError(
                 f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
                 f"config.toml was edited since. Put it back to go on, or begin a run of its own."
@@ -131,7 +134,7 @@ class RecordedRun:
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
                 "fingerprint": self._fingerprint,
-                "settings": self._settings,
+                "settings": self._lasting,
             },
         )
         self._after_commit()

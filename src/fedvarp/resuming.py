@@ -35,12 +35,10 @@ def resume(
         progress: Whether to show a bar; None: in a terminal.
         callbacks: Called with each round's record and the server.
     """
-    directory, settings = RunDirectory(run), resumed_settings(run, overrides)
+    settings = resumed_settings(run, overrides)
     from fedvarp.experiment import build  # not before the settings are known to be right: torch
 
     experiment = build(settings, data_dir)
-    if overrides:
-        directory.write_settings(directory.by_the_choice(settings.as_toml()))
     return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 
 

@@ -141,6 +141,11 @@ class RunDirectory:
         draft.write_text(tomli_w.dumps(_without_none(settings)))
         draft.replace(self.config_file)
 
+    def update_settings(self, settings: Mapping[str, Any]) -> None:
+        """Writes them unless they are there already."""
+        if self.settings() != _without_none(settings):
+            self.write_settings(settings)
+
     def settings(self) -> dict[str, Any]:
         """The resolved settings of the run."""
         if not self.exists:

@@ -193,9 +193,7 @@ def _make_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         directory.create(settings.as_toml())
         return
-    wanted = directory.by_the_choice(settings.as_toml())
-    if directory.settings() != wanted:
-        directory.write_settings(wanted)
+    directory.update_settings(directory.by_the_choice(settings.as_toml()))
 
 
 def _refuse_swept(overrides: Sequence[str]) -> None:
