@@ -262,6 +262,16 @@ def test_settings_edited_by_hand_are_noticed(finished: Path) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
+def test_a_trainer_that_is_given_does_not_keep_the_reason_for_another(finished: Path) -> None:
+    before = RunDirectory(finished).settings()
+    assert before["auto"]  # six rounds are enough to choose
+    other = "parallel" if before["trainer"] == "sequential" else "sequential"
+    longer = ("--set", "rounds=8")
+    assert fedvarp("resume", finished, *longer, "--set", f"trainer={other}").code == 0
+    assert RunDirectory(finished).settings()["trainer"] == other
+    assert "auto" not in RunDirectory(finished).settings()
+
+
 def test_a_run_that_lost_its_model_is_not_taken_for_finished(finished: Path) -> None:
     before = bytes_of(finished)
     (finished / "model.safetensors").unlink()

@@ -55,7 +55,10 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
             f"There is no run in {directory.path}: it has no config.toml. "
             f"`fedvarp run CONFIG --out {directory.path}` would begin one there."
         )
-    settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
+    recorded = directory.settings()
+    settings = settings_of_run(recorded, str(directory.config_file), overrides)
+    if settings.trainer not in ("auto", recorded.get("trainer")):
+        settings = settings.model_copy(update={"auto": None})  # it spoke for another
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
     done = directory.rounds_done
     if overrides and settings.rounds < done:
