@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvarp.cli import app
+from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import load_settings
 from fedvarp.experiment import build
@@ -241,6 +242,45 @@ def test_a_killed_sweep_leaves_no_run_going(config: Path, tmp_path: Path) -> Non
     wait_for(lambda: (run / "model.safetensors").exists())  # it stops as if by Ctrl-C
     resumed = resume(run, [f"rounds={lines_of(run / 'metrics.jsonl') + 1}"], progress=False)
     assert resumed.stopped == "rounds"
+
+
+class Idle:
+    """An engine that reports again and again and trains nothing."""
+
+    def run(
+        self, directories: Sequence[Path], stop: Callable[[], bool]
+    ) -> Iterator[Outcome | None]:
+        yield from [None] * 5
+
+
+def test_runs_found_finished_are_not_looked_at_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep.prepare(config, [], SMALL, tmp_path / "out")
+    finished, looked_at = sweep.runs[1][0], []
+
+    def look(directory: RunDirectory, settings: Settings) -> bool:
+        looked_at.append(directory.path)
+        return directory.path == finished
+
+    monkeypatch.setattr("fedvarp.sweep.is_finished", look)
+    assert [run.finished for run in sweep.run(Idle()).runs] == [False, True, False, False]
+    assert looked_at.count(finished) == 1
+    assert looked_at.count(sweep.runs[0][0]) == 6
+
+
+@pytest.mark.parametrize("length", [10, 4000, 20_000])
+def test_the_newest_round_is_in_the_last_whole_line(tmp_path: Path, length: int) -> None:
+    """Those before it are not read: the first is none that could be."""
+    run = RunDirectory(tmp_path)
+    assert run.rounds_done == 0
+    run.metrics_file.touch()
+    assert run.rounds_done == 0
+    run.metrics_file.write_text('{"round": 0}\n')
+    assert run.rounds_done == 0
+    long = "x" * length
+    run.metrics_file.write_text(f'not JSON\n{{"round": 7, "refused": "{long}"}}\n{{"round": 8')
+    assert run.rounds_done == 7
 
 
 # How it chooses

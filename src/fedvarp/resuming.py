@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -80,6 +79,7 @@ def is_finished(directory: RunDirectory, settings: Settings) -> bool:
         return False
     if directory.rounds_done >= settings.rounds:
         return True
+    if settings.target_accuracy is None:
+        return False
     accuracies = [r["test_accuracy"] for r in directory.metrics() if "test_accuracy" in r]
-    target = math.inf if settings.target_accuracy is None else settings.target_accuracy
-    return bool(accuracies) and accuracies[-1] >= target
+    return bool(accuracies) and accuracies[-1] >= settings.target_accuracy

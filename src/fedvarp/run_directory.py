@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs doe
 MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers", "auto"})
 """What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
+_FIRST_LOOK: Final = 4096  # bytes at the end of metrics.jsonl; a usual line has some hundreds
+
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a resumed run keeps, under dotted names, as JSON gives them back."""
@@ -189,8 +191,8 @@ class RunDirectory:
     @property
     def rounds_done(self) -> int:
         """The newest round in metrics.jsonl; 0 before there is one."""
-        records = self.metrics() if self.metrics_file.exists() else []
-        return int(records[-1]["round"]) if records else 0
+        last = _last_line(self.metrics_file) if self.metrics_file.exists() else None
+        return 0 if last is None else int(json.loads(last)["round"])
 
     def refuse_without_checkpoint(self) -> None:
         """Raises RunError where rounds were trained and there is nothing to go on from."""
@@ -229,6 +231,19 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     # A last line without its end is a round that is being written at this moment.
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [json.loads(line) for line in whole]
+
+
+def _last_line(file: Path) -> bytes | None:
+    """The last whole one, without a look at those before: a sweep asks for it all the time."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        length = _FIRST_LOOK
+        while True:
+            start = opened.seek(max(0, size - length))
+            *whole, _ = opened.read(size - start).split(b"\n")
+            if start == 0 or len(whole) > 1:  # else its beginning may lie further back
+                return whole[-1] if whole else None
+            length *= 2
 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ are not repeated.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -126,28 +126,34 @@ class Sweep:
     def run(self, engine: Engine, progress: bool = False) -> SweepResult:
         """Resumes what is not finished; writes sweep.json, whatever happens in between."""
         errors: dict[Path, str] = {}
-        unfinished = [path for path, settings in self.runs if not self._finished(path, settings)]
+        left = self._unfinished(dict(self.runs))
         with Interruption() as stop, self._bar(progress) as bar:
             task = bar.add_task("", total=sum(settings.rounds for _, settings in self.runs))
-            for outcome in engine.run(unfinished, lambda: stop.requested):
+            for outcome in engine.run(list(left), lambda: stop.requested):
                 if outcome is not None and outcome.error is not None:
                     errors[outcome.directory] = outcome.error
-                left = sum(not self._finished(path, settings) for path, settings in self.runs)
+                left = self._unfinished(left)
                 bar.update(
                     task,
-                    description=f"{len(self.runs) - left} of {len(self.runs)} runs",
-                    completed=sum(RunDirectory(path).rounds_done for path, _ in self.runs),
+                    description=f"{len(self.runs) - len(left)} of {len(self.runs)} runs",
+                    completed=sum(
+                        RunDirectory(path).rounds_done if path in left else settings.rounds
+                        for path, settings in self.runs
+                    ),
                 )
         result = SweepResult(
             directory=self.out,
-            runs=[self._swept(path, settings, errors.get(path)) for path, settings in self.runs],
+            runs=[
+                self._swept(path, settings, path not in left, errors.get(path))
+                for path, settings in self.runs
+            ],
             client_lrs=self.grid.client_lrs,
             interrupted=stop.requested,
         )
         result.write()
         return result
 
-    def _swept(self, path: Path, settings: Settings, error: str | None) -> SweptRun:
+    def _swept(self, path: Path, settings: Settings, finished: bool, error: str | None) -> SweptRun:
         directory = RunDirectory(path)
         return SweptRun(
             directory=path,
@@ -155,13 +161,17 @@ class Sweep:
             client_lr=settings.local_sgd.lr,
             seed=settings.seed,
             rounds=directory.rounds_done,
-            finished=self._finished(path, settings),
+            finished=finished,
             error=error,
             metrics=directory.metrics() if directory.metrics_file.exists() else [],
         )
 
-    def _finished(self, path: Path, settings: Settings) -> bool:
-        return is_finished(RunDirectory(path), settings)
+    def _unfinished(self, among: Mapping[Path, Settings]) -> dict[Path, Settings]:
+        return {
+            path: settings
+            for path, settings in among.items()
+            if not is_finished(RunDirectory(path), settings)
+        }
 
     def _bar(self, show: bool) -> Progress:
         return Progress(
