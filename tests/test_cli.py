@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import json
 import os
 import resource
@@ -187,8 +188,9 @@ def test_missing_data_names_the_three_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDVARP_DATA", raising=False)
-    for where in ((), ("--data-dir", "nowhere"), ("--data-dir", ".")):
-        ended = fedvarp("run", "cifar10-lenet5", *where)
+    folders = ((), ("--data-dir", "nowhere"), ("--data-dir", "."))
+    for command, where in itertools.product(("run", "sweep"), folders):
+        ended = fedvarp(command, "cifar10-lenet5", *where)
         assert ended.code == 1
         assert "--data-dir" in ended.err
         assert "FEDVARP_DATA" in ended.err

@@ -112,6 +112,7 @@ def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path
         (["seed=3"], SMALL, "by --seeds"),
         (["client_lr=3"], SMALL, "by --client-lrs"),
         (["target_accuracy=0.5"], SMALL, "target_accuracy=none"),
+        (["clients_per_round=500"], SMALL, "500"),  # known only with the data
     ):
         with pytest.raises(SettingsError, match=sentence):
             Sweep.prepare(config, overrides, grid, out)
@@ -133,7 +134,9 @@ def test_every_run_has_a_directory_that_says_what_it_is(config: Path, tmp_path: 
 # That it goes on
 
 
-def test_finished_runs_are_not_repeated_and_others_go_on(config: Path, tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated_and_others_go_on(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of the four runs get ready by hand: finished, half-way, made; the fourth is missing."""
     out = tmp_path / "out"
     settings = {
@@ -158,6 +161,7 @@ def test_finished_runs_are_not_repeated_and_others_go_on(config: Path, tmp_path:
     assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
     again = InThisProcess()
+    monkeypatch.setattr("fedvarp.experiment.build", lambda *_: pytest.fail("nothing is left"))
     assert Sweep.prepare(config, [], SMALL, out).run(again).as_json() == done.as_json()
     assert again.resumed == []
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +25,9 @@ from fedvarp.resuming import is_finished
 from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 from fedvarp.sweep_engines import Engine
 from fedvarp.sweep_result import SweepResult, SweptRun
+
+if TYPE_CHECKING:
+    from fedvarp.experiment import DataFolder
 
 PAPER_GRID: Final = (1e-1, 10**-1.5, 1e-2, 10**-2.5, 1e-3)
 _SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "seed": "--seeds"}
@@ -86,17 +89,23 @@ class Sweep:
         overrides: Sequence[str],
         grid: Grid,
         out: str | os.PathLike[str] | None = None,
+        data_dir: DataFolder = None,
     ) -> Sweep:
         """Checks all settings, then makes the directories that are not there yet.
+
+        What can be known only with the data is checked for one of the runs that are left: all have
+        the same federation, cohorts and model.
 
         Args:
             source: A preset or a config file.
             overrides: ``key=value`` texts for all runs.
             grid: What is tried.
             out: Where the runs go; None: runs/<name>-sweep.
+            data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
 
         Raises:
             SettingsError: A run cannot be made so.
+            MissingDataError: The data files are not there.
             RunError: A directory holds a run with other settings, or one to go on with and no
                 checkpoint.
         """
@@ -119,6 +128,11 @@ class Sweep:
         runs = [(folder / settings.run_name, settings) for settings in all_settings]
         for directory, settings in runs:
             _check_directory(RunDirectory(directory), settings)
+        left = [s for directory, s in runs if not is_finished(RunDirectory(directory), s)]
+        if left:
+            from fedvarp.experiment import build  # not before all the above is right: torch
+
+            build(left[0], data_dir)
         for directory, settings in runs:
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs)
