@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from typer.testing import CliRunner
 
 from fedvarp.cli import app
@@ -283,11 +285,31 @@ def test_a_run_that_lost_its_model_is_not_taken_for_finished(finished: Path) -> 
 
 def test_a_model_older_than_the_metrics_is_exported_again(finished: Path) -> None:
     """So it is after a kill between the last round and the export of a run that was prolonged."""
+    model = finished / "model.safetensors"
+    earlier = model.read_bytes()
+    assert fedvarp("resume", finished, "--set", "rounds=8").code == 0
     before = bytes_of(finished)
-    (finished / "model.safetensors").write_bytes(b"of an earlier round")
+    for content in (earlier, b"damaged"):
+        model.write_bytes(content)
+        assert "is finished" not in fedvarp("resume", finished).err
+        assert bytes_of(finished) == before
+
+
+def test_a_copy_of_a_finished_run_is_finished_whatever_its_times(finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoint")  # which may be deleted to save space
     os.utime(finished / "model.safetensors", (0, 0))
+    ended = fedvarp("resume", finished)
+    assert ended.code == 0
+    assert "is finished" in ended.err
+
+
+def test_a_model_that_does_not_tell_its_round_is_judged_by_its_time(finished: Path) -> None:
+    """So earlier versions wrote it."""
+    model = finished / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(model), model)
+    assert "is finished" in fedvarp("resume", finished).err
+    os.utime(model, (0, 0))
     assert "is finished" not in fedvarp("resume", finished).err
-    assert bytes_of(finished) == before
 
 
 def test_a_target_ends_a_run_and_counts_as_finished() -> None:

@@ -87,7 +87,8 @@ class RecordedRun:
                 highlight=False,
                 soft_wrap=True,
             )
-        self._directory.export_model(self._simulation.model.state_dict(result.server.w))
+        final = self._simulation.model.state_dict(result.server.w)
+        self._directory.export_model(final, after_round=result.server.round)
         return dataclasses.replace(result, metrics=before + result.metrics)
 
     def _go_back_to_the_checkpoint(self) -> None:

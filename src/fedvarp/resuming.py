@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import settings_of_run
-from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError, reached
 
 if TYPE_CHECKING:
     from fedvarp.experiment import DataFolder
@@ -71,15 +71,10 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
 
 
 def is_finished(directory: RunDirectory, settings: Settings) -> bool:
-    """Whether nothing is left to do, the model is exported, and no round came after that."""
-    model, metrics = directory.model_file, directory.metrics_file
-    if not (model.exists() and metrics.exists()):
-        return False
-    if model.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
+    """Whether nothing is left to do, and the model is exported."""
+    if not directory.has_the_newest_model:
         return False
     if directory.rounds_done >= settings.rounds:
         return True
-    if settings.target_accuracy is None:
-        return False
-    accuracies = [r["test_accuracy"] for r in directory.metrics() if "test_accuracy" in r]
-    return bool(accuracies) and accuracies[-1] >= settings.target_accuracy
+    target = settings.target_accuracy
+    return target is not None and reached(target, directory.metrics())

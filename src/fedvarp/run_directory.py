@@ -215,14 +215,30 @@ class RunDirectory:
         """How long each round took."""
         return _read_lines(self.timings_file)
 
-    def export_model(self, state: Mapping[str, Tensor]) -> None:
+    def export_model(self, state: Mapping[str, Tensor], after_round: int) -> None:
         """Writes model.safetensors, whole or not at all."""
         import safetensors.torch
 
         draft = self.model_file.with_suffix(".safetensors.part")
         contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(contiguous, draft)
+        safetensors.torch.save_file(contiguous, draft, metadata={"round": str(after_round)})
         draft.replace(self.model_file)
+
+    @property
+    def has_the_newest_model(self) -> bool:
+        """Whether the exported model is that of the newest round in metrics.jsonl."""
+        if not (self.model_file.exists() and self.metrics_file.exists()):
+            return False
+        import safetensors
+
+        try:
+            with safetensors.safe_open(self.model_file, framework="numpy") as model:
+                exported = (model.metadata() or {}).get("round")
+        except safetensors.SafetensorError:  # damaged: to be exported again
+            return False
+        if exported is None:  # by an earlier version: its time must do, which copies may change
+            return self.model_file.stat().st_mtime_ns >= self.metrics_file.stat().st_mtime_ns
+        return int(exported) == self.rounds_done
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
@@ -257,6 +273,12 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             kept[name] = value
     return kept
+
+
+def reached(target: float | None, metrics: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the last evaluation came to the accuracy at which the run was to stop."""
+    accuracies = [r["test_accuracy"] for r in metrics if r.get("test_accuracy") is not None]
+    return target is not None and bool(accuracies) and bool(accuracies[-1] >= target)
 
 
 def without_nan(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvarp.run_directory import RunDirectory, RunError, flattened
+from fedvarp.run_directory import RunDirectory, RunError, flattened, reached
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -63,8 +63,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
-        wanted = self.settings.get("target_accuracy")
-        if wanted is not None and bool(self.values("test_accuracy")[-1] >= wanted):
+        if reached(self.settings.get("target_accuracy"), self.metrics):
             return True
         return self.planned_rounds is None or self.last_round >= self.planned_rounds
 
