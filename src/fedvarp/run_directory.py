@@ -152,7 +152,10 @@ class RunDirectory:
         """The resolved settings of the run."""
         if not self.exists:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
-        return tomllib.loads(self.config_file.read_text())
+        try:
+            return tomllib.loads(self.config_file.read_text())
+        except ValueError as error:  # of TOML, or of the encoding
+            raise _damaged(self.config_file, error) from error
 
     def chosen_by_auto(self) -> dict[str, Any]:
         """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
@@ -192,7 +195,7 @@ class RunDirectory:
     def rounds_done(self) -> int:
         """The newest round in metrics.jsonl; 0 before there is one."""
         last = _last_line(self.metrics_file) if self.metrics_file.exists() else None
-        return 0 if last is None else int(json.loads(last)["round"])
+        return 0 if last is None else int(_parsed(last, self.metrics_file)["round"])
 
     def refuse_without_checkpoint(self) -> None:
         """Raises RunError where rounds were trained and there is nothing to go on from."""
@@ -245,8 +248,23 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         raise RunError(f"{file} does not exist: no round of that run was recorded.")
     # A last line without its end is a round that is being written at this moment.
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in whole]
+    *whole, _ = file.read_bytes().split(b"\n")
+    return [_parsed(line, file, number) for number, line in enumerate(whole, start=1)]
+
+
+def _parsed(line: bytes, file: Path, number: int | None = None) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError as error:  # of JSON, or of the encoding
+        where = "last whole line" if number is None else f"line {number}"
+        raise _damaged(file, error, f" in its {where}") from error
+    return record
+
+
+def _damaged(file: Path, error: Exception, where: str = "") -> RunError:
+    return RunError(
+        f"{file} is damaged{where} ({error}). Restore it from a copy, or leave the run out."
+    )
 
 
 def _last_line(file: Path) -> bytes | None:
