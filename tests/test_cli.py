@@ -266,6 +266,22 @@ def test_settings_edited_by_hand_are_noticed(finished: Path) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
+def test_a_trace_edited_by_hand_is_noticed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,client\n0,1\n1,2\n1,3\n")
+    replayed = f'{{name = "trace", file = "{trace}", after_end = "repeat"}}'
+    by_trace = ("--set", f"sampling.availability={replayed}", "--set", "clients_per_round=1")
+    assert fedvarp("run", "digits", *SHORT, *by_trace, "--out", "run").code == 0
+    before = trace.read_text()
+    trace.write_text(before + "1,4\n")
+    ended = fedvarp("resume", "run", "--set", "rounds=8")
+    assert ended.code == 2
+    assert "sampler.availability.clients = 2 entries" in ended.err
+    assert "edited since, or a file that it names" in ended.err
+    trace.write_text(before)
+    assert fedvarp("resume", "run", "--set", "rounds=8").code == 0
+
+
 def test_a_trainer_that_is_given_does_not_keep_the_reason_for_another(finished: Path) -> None:
     before = RunDirectory(finished).settings()
     assert before["auto"]  # six rounds are enough to choose

@@ -29,7 +29,7 @@ from fedvarp import (
     simulate,
 )
 from fedvarp.algorithms.by_name import ALGORITHMS, TableSettings
-from fedvarp.availability import Bernoulli
+from fedvarp.availability import Bernoulli, Trace
 from fedvarp.client_sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
@@ -347,6 +347,18 @@ def test_a_run_that_is_there_is_not_overwritten(
     with pytest.raises(RunError, match=r"server_optimizer.optimizer = sgd \(now momentum\)"):
         short_run(some_digits, out=tmp_path, resume=True, server_optimizer=Momentum())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_trace_is_another_run(some_digits: FederatedDataset, tmp_path: Path) -> None:
+    def run(*online: int) -> SimulationResult:
+        trace = Trace({0: online, 1: [4, 5]}, after_end="repeat")
+        sampler = UniformSampler(some_digits.num_clients, 1, 0, trace)
+        return short_run(some_digits, out=tmp_path, resume=True, sampler=sampler)
+
+    run(1, 2)
+    run(1, 2)
+    with pytest.raises(RunError, match=r"availability\.clients = 2 entries, sha256"):
+        run(1, 3)
 
 
 def test_settings_that_fail_leave_no_run_behind(

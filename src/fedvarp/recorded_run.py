@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedvarp.checkpoint import Checkpoint
+from fedvarp.run_description import plain
 from fedvarp.run_directory import Journal, RunDirectory, RunError, changes, lasting
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class RecordedRun:
         self._simulation = simulation
         self._fingerprint = fingerprint
         self._settings = settings
-        self._lasting = lasting(settings)
+        # The sampler as it is: settings may only name the file that its trace was read from.
+        self._lasting = lasting({**settings, "sampler": plain(simulation.sampler)})
         self._commit_every = commit_every
         self._fsync = fsync
         self._after_commit = after_commit
@@ -116,7 +118,8 @@ class RecordedRun:
         if edited := changes(before, self._lasting, before):
             raise RunError(
                 f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
-                f"config.toml was edited since. Put it back to go on, or begin a run of its own."
+                f"config.toml was edited since, or a file that it names. Put it back to go on, or "
+                f"begin a run of its own."
             )
 
     def _keep(self, record: Record, seconds: float) -> None:
