@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -359,6 +360,20 @@ def test_another_trace_is_another_run(some_digits: FederatedDataset, tmp_path: P
     run(1, 2)
     with pytest.raises(RunError, match=r"availability\.clients = 2 entries, sha256"):
         run(1, 3)
+
+
+def test_settings_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    code = (
+        "import sys; from fedvarp.run_directory import RunDirectory\n"
+        "run = RunDirectory(sys.argv[1])\n"
+        "run.write_settings({'name': 'gr\\u00f6\\u00dfer'}); print(ascii(run.settings()['name']))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    said = subprocess.check_output(
+        [sys.executable, "-c", code, str(tmp_path)], env={**os.environ, **ascii_only}, text=True
+    )
+    assert said.strip() == r"'gr\xf6\xdfer'"
+    assert "größer" in (tmp_path / "config.toml").read_text(encoding="utf-8")
 
 
 def test_settings_that_fail_leave_no_run_behind(

@@ -133,14 +133,16 @@ class RunDirectory:
             "python": platform.python_version(),
             "platform": platform.platform(),
         }
-        (self.path / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+        (self.path / "versions.json").write_text(
+            json.dumps(versions, indent=2) + "\n", encoding="utf-8"
+        )
         # The settings come last and whole: a directory with settings is a run.
         self.write_settings(settings)
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Writes config.toml, whole or not at all."""
         draft = self.config_file.with_suffix(".toml.part")
-        draft.write_text(tomli_w.dumps(_without_none(settings)))
+        draft.write_text(tomli_w.dumps(_without_none(settings)), encoding="utf-8")
         draft.replace(self.config_file)
 
     def update_settings(self, settings: Mapping[str, Any]) -> None:
@@ -153,7 +155,7 @@ class RunDirectory:
         if not self.exists:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         try:
-            return tomllib.loads(self.config_file.read_text())
+            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
         except ValueError as error:  # of TOML, or of the encoding
             raise _damaged(self.config_file, error) from error
 
