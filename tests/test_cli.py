@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+import safetensors.torch
 from typer.testing import CliRunner
 
 from fedvarp.cli import app
@@ -214,8 +217,9 @@ def test_missing_data_names_the_three_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDVARP_DATA", raising=False)
-    for where in ((), ("--data-dir", "nowhere"), ("--data-dir", ".")):
-        ended = fedvarp("run", "cifar10-lenet5", *where)
+    folders = ((), ("--data-dir", "nowhere"), ("--data-dir", "."))
+    for command, where in itertools.product(("run", "sweep"), folders):
+        ended = fedvarp(command, "cifar10-lenet5", *where)
         assert ended.code == 1
         assert "--data-dir" in ended.err
         assert "FEDVARP_DATA" in ended.err
@@ -299,11 +303,38 @@ def test_a_resumed_run_cannot_become_another(finished: Path) -> None:
 def test_settings_edited_by_hand_are_noticed(finished: Path) -> None:
     config = finished / "config.toml"
     config.write_text(config.read_text().replace("\nlr = 0.1\n", "\nlr = 0.2\n"))
-    before = (finished / "metrics.jsonl").read_bytes()
+    files = (config, finished / "metrics.jsonl")
+    before = [file.read_bytes() for file in files]
     ended = fedvarp("resume", finished, "--set", "rounds=8")
     assert ended.code == 2
     assert "was made with local_sgd.lr = 0.1 (now 0.2): config.toml was edited since" in ended.err
-    assert (finished / "metrics.jsonl").read_bytes() == before
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_a_trace_edited_by_hand_is_noticed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,client\n0,1\n1,2\n1,3\n")
+    replayed = f'{{name = "trace", file = "{trace}", after_end = "repeat"}}'
+    by_trace = ("--set", f"sampling.availability={replayed}", "--set", "clients_per_round=1")
+    assert fedvarp("run", "digits", *SHORT, *by_trace, "--out", "run").code == 0
+    before = trace.read_text()
+    trace.write_text(before + "1,4\n")
+    ended = fedvarp("resume", "run", "--set", "rounds=8")
+    assert ended.code == 2
+    assert "sampler.availability.clients = 2 entries" in ended.err
+    assert "edited since, or a file that it names" in ended.err
+    trace.write_text(before)
+    assert fedvarp("resume", "run", "--set", "rounds=8").code == 0
+
+
+def test_a_trainer_that_is_given_does_not_keep_the_reason_for_another(finished: Path) -> None:
+    before = RunDirectory(finished).settings()
+    assert before["auto"]  # six rounds are enough to choose
+    other = "parallel" if before["trainer"] == "sequential" else "sequential"
+    longer = ("--set", "rounds=8")
+    assert fedvarp("resume", finished, *longer, "--set", f"trainer={other}").code == 0
+    assert RunDirectory(finished).settings()["trainer"] == other
+    assert "auto" not in RunDirectory(finished).settings()
 
 
 def test_a_run_that_lost_its_model_is_not_taken_for_finished(finished: Path) -> None:
@@ -315,11 +346,31 @@ def test_a_run_that_lost_its_model_is_not_taken_for_finished(finished: Path) -> 
 
 def test_a_model_older_than_the_metrics_is_exported_again(finished: Path) -> None:
     """So it is after a kill between the last round and the export of a run that was prolonged."""
+    model = finished / "model.safetensors"
+    earlier = model.read_bytes()
+    assert fedvarp("resume", finished, "--set", "rounds=8").code == 0
     before = bytes_of(finished)
-    (finished / "model.safetensors").write_bytes(b"of an earlier round")
+    for content in (earlier, b"damaged"):
+        model.write_bytes(content)
+        assert "is finished" not in fedvarp("resume", finished).err
+        assert bytes_of(finished) == before
+
+
+def test_a_copy_of_a_finished_run_is_finished_whatever_its_times(finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoint")  # which may be deleted to save space
     os.utime(finished / "model.safetensors", (0, 0))
+    ended = fedvarp("resume", finished)
+    assert ended.code == 0
+    assert "is finished" in ended.err
+
+
+def test_a_model_that_does_not_tell_its_round_is_judged_by_its_time(finished: Path) -> None:
+    """So earlier versions wrote it."""
+    model = finished / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(model), model)
+    assert "is finished" in fedvarp("resume", finished).err
+    os.utime(model, (0, 0))
     assert "is finished" not in fedvarp("resume", finished).err
-    assert bytes_of(finished) == before
 
 
 def test_a_target_ends_a_run_and_counts_as_finished() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -29,7 +30,7 @@ from fedvarp import (
     simulate,
 )
 from fedvarp.algorithms.by_name import ALGORITHMS, TableSettings
-from fedvarp.availability import Bernoulli
+from fedvarp.availability import Bernoulli, Trace
 from fedvarp.client_sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
@@ -349,6 +350,32 @@ def test_a_run_that_is_there_is_not_overwritten(
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+def test_another_trace_is_another_run(some_digits: FederatedDataset, tmp_path: Path) -> None:
+    def run(*online: int) -> SimulationResult:
+        trace = Trace({0: online, 1: [4, 5]}, after_end="repeat")
+        sampler = UniformSampler(some_digits.num_clients, 1, 0, trace)
+        return short_run(some_digits, out=tmp_path, resume=True, sampler=sampler)
+
+    run(1, 2)
+    run(1, 2)
+    with pytest.raises(RunError, match=r"availability\.clients = 2 entries, sha256"):
+        run(1, 3)
+
+
+def test_settings_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    code = (
+        "import sys; from fedvarp.run_directory import RunDirectory\n"
+        "run = RunDirectory(sys.argv[1])\n"
+        "run.write_settings({'name': 'gr\\u00f6\\u00dfer'}); print(ascii(run.settings()['name']))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    said = subprocess.check_output(
+        [sys.executable, "-c", code, str(tmp_path)], env={**os.environ, **ascii_only}, text=True
+    )
+    assert said.strip() == r"'gr\xf6\xdfer'"
+    assert "größer" in (tmp_path / "config.toml").read_text(encoding="utf-8")
+
+
 def test_settings_that_fail_leave_no_run_behind(
     some_digits: FederatedDataset, tmp_path: Path
 ) -> None:
@@ -389,6 +416,16 @@ def test_missing_metrics_are_noticed(some_digits: FederatedDataset, tmp_path: Pa
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match="lines are missing"):
         short_run(some_digits, out=tmp_path, rounds=9, resume=True)
+
+
+def test_timings_lost_in_a_power_failure_cost_nothing_else(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    short_run(some_digits, out=tmp_path)
+    timings = tmp_path / "timings.jsonl"
+    timings.write_bytes(timings.read_bytes()[:-20])  # half of a line is left
+    short_run(some_digits, out=tmp_path, rounds=8, resume=True)
+    assert [line["round"] for line in RunDirectory(tmp_path).timings()] == [0, 1, 2, 3, 4, 5, 7, 8]
 
 
 @pytest.mark.parametrize("commit_every", [1, 4])

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvarp.cli import app
+from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import load_settings
 from fedvarp.experiment import build
@@ -113,6 +114,7 @@ def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path
         (["seed=3"], SMALL, "by --seeds"),
         (["client_lr=3"], SMALL, "by --client-lrs"),
         (["target_accuracy=0.5"], SMALL, "target_accuracy=none"),
+        (["clients_per_round=500"], SMALL, "500"),  # known only with the data
     ):
         with pytest.raises(SettingsError, match=sentence):
             Sweep.prepare(config, overrides, grid, out)
@@ -134,7 +136,9 @@ def test_every_run_has_a_directory_that_says_what_it_is(config: Path, tmp_path: 
 # That it goes on
 
 
-def test_finished_runs_are_not_repeated_and_others_go_on(config: Path, tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated_and_others_go_on(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of the four runs get ready by hand: finished, half-way, made; the fourth is missing."""
     out = tmp_path / "out"
     settings = {
@@ -159,6 +163,7 @@ def test_finished_runs_are_not_repeated_and_others_go_on(config: Path, tmp_path:
     assert metrics[0].read_bytes() == metrics[1].read_bytes()
 
     again = InThisProcess()
+    monkeypatch.setattr("fedvarp.experiment.build", lambda *_: pytest.fail("nothing is left"))
     assert Sweep.prepare(config, [], SMALL, out).run(again).as_json() == done.as_json()
     assert again.resumed == []
 
@@ -245,6 +250,45 @@ def test_a_killed_sweep_leaves_no_run_going(config: Path, tmp_path: Path) -> Non
     assert resumed.stopped == "rounds"
 
 
+class Idle:
+    """An engine that reports again and again and trains nothing."""
+
+    def run(
+        self, directories: Sequence[Path], stop: Callable[[], bool]
+    ) -> Iterator[Outcome | None]:
+        yield from [None] * 5
+
+
+def test_runs_found_finished_are_not_looked_at_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = Sweep.prepare(config, [], SMALL, tmp_path / "out")
+    finished, looked_at = sweep.runs[1][0], []
+
+    def look(directory: RunDirectory, settings: Settings) -> bool:
+        looked_at.append(directory.path)
+        return directory.path == finished
+
+    monkeypatch.setattr("fedvarp.sweep.is_finished", look)
+    assert [run.finished for run in sweep.run(Idle()).runs] == [False, True, False, False]
+    assert looked_at.count(finished) == 1
+    assert looked_at.count(sweep.runs[0][0]) == 6
+
+
+@pytest.mark.parametrize("length", [10, 4000, 20_000])
+def test_the_newest_round_is_in_the_last_whole_line(tmp_path: Path, length: int) -> None:
+    """Those before it are not read: the first is none that could be."""
+    run = RunDirectory(tmp_path)
+    assert run.rounds_done == 0
+    run.metrics_file.touch()
+    assert run.rounds_done == 0
+    run.metrics_file.write_text('{"round": 0}\n')
+    assert run.rounds_done == 0
+    long = "x" * length
+    run.metrics_file.write_text(f'not JSON\n{{"round": 7, "refused": "{long}"}}\n{{"round": 8')
+    assert run.rounds_done == 7
+
+
 # How it chooses
 
 
@@ -320,18 +364,27 @@ def test_an_address_needs_ray() -> None:
         make_engine("local", 1, "auto", None)
 
 
-def test_a_killed_process_is_reported_as_such(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [(signal.SIGKILL, "SIGKILL"), (signal.SIGTERM, "it was interrupted, though the sweep was not")],
+)
+def test_a_process_ended_by_others_is_reported_as_such(
+    config: Path, tmp_path: Path, number: int, sentence: str
+) -> None:
     """The engine's own process is ended from outside, as the system does when memory runs out."""
-    sweep = Sweep.prepare(config, ["rounds=100000"], Grid(("fedavg",), (0.1,)), tmp_path / "out")
-    outcomes = []
+    long = ["rounds=100000", "trainer=sequential"]
+    sweep = Sweep.prepare(config, long, Grid(("fedavg",), (0.1,)), tmp_path / "out")
+    outcomes: list[Outcome | None] = []
+    sent = False  # a second one might meet a process that is past its last round
     for outcome in LocalEngine(jobs=1).run([path for path, _ in sweep.runs], lambda: False):
-        if outcome is None and lines_of(sweep.runs[0][0] / "metrics.jsonl") > 3:
+        if not sent and lines_of(sweep.runs[0][0] / "metrics.jsonl") > 3:
             for child in children_of_this_process():
                 if str(sweep.runs[0][0]) in child.read_text():
-                    os.kill(int(child.parent.name), signal.SIGKILL)
+                    os.kill(int(child.parent.name), number)
+                    sent = True
         outcomes.append(outcome)
     assert outcomes[-1] is not None
-    assert "SIGKILL" in str(outcomes[-1].error)
+    assert sentence in (outcomes[-1].error or "no error")
 
 
 def end(process: subprocess.Popen[str]) -> None:

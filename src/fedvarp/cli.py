@@ -223,7 +223,7 @@ def sweep(
     from fedvarp.sweep_engines import make_engine
 
     grid = Grid.parse(algorithms, client_lrs, seeds)
-    whole = Sweep.prepare(config, overrides or [], grid, out)
+    whole = Sweep.prepare(config, overrides or [], grid, out, data_dir)
     result = whole.run(make_engine(engine, jobs, address, data_dir), shows_progress(quiet))
     if as_json:
         typer.echo(json.dumps(result.as_json()))

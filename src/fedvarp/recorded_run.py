@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedvarp.checkpoint import Checkpoint
+from fedvarp.run_description import plain
 from fedvarp.run_directory import Journal, RunDirectory, RunError, changes, lasting
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ class RecordedRun:
         directory: Where.
         simulation: What to run.
         fingerprint: Of the data, the model and the loss; a resumed run must have the same.
-        settings: Of the run; a resumed run must have those its checkpoint was made with.
+        settings: Of the run; a resumed run must have those its checkpoint was made with. What it
+            may be told anew is written once everything else agrees.
         commit_every: Rounds between checkpoints.
         fsync: Whether they wait for the disk.
         after_commit: Called once a checkpoint is written.
@@ -42,7 +44,9 @@ class RecordedRun:
         self._directory = directory
         self._simulation = simulation
         self._fingerprint = fingerprint
-        self._settings = lasting(settings)
+        self._settings = settings
+        # The sampler as it is: settings may only name the file that its trace was read from.
+        self._lasting = lasting({**settings, "sampler": plain(simulation.sampler)})
         self._commit_every = commit_every
         self._fsync = fsync
         self._after_commit = after_commit
@@ -70,6 +74,7 @@ class RecordedRun:
             announce: Whether to say how to go on after Ctrl-C.
         """
         self._go_back_to_the_checkpoint()
+        self._directory.update_settings(self._settings)
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
@@ -84,7 +89,8 @@ class RecordedRun:
                 highlight=False,
                 soft_wrap=True,
             )
-        self._directory.export_model(self._simulation.model.state_dict(result.server.w))
+        final = self._simulation.model.state_dict(result.server.w)
+        self._directory.export_model(final, after_round=result.server.round)
         return dataclasses.replace(result, metrics=before + result.metrics)
 
     def _go_back_to_the_checkpoint(self) -> None:
@@ -103,16 +109,17 @@ class RecordedRun:
             self._simulation.buffers = self._checkpoint.tensors()
         notes = self._checkpoint.notes
         self._metrics.cut_back(notes.get("metrics_bytes", 0))
-        if self._timings.size >= notes.get("timings_bytes", 0):  # else some were lost: no matter
-            self._timings.cut_back(notes.get("timings_bytes", 0))
+        # No commit waits until the disk has these: a power failure may have cost some.
+        self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
 
     def _refuse_edited_settings(self) -> None:
         """What was set when the checkpoint was made must still be set so; names may have joined."""
         before = self._checkpoint.notes.get("settings", {})
-        if edited := changes(before, self._settings, before):
+        if edited := changes(before, self._lasting, before):
             raise RunError(
                 f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
-                f"config.toml was edited since. Put it back to go on, or begin a run of its own."
+                f"config.toml was edited since, or a file that it names. Put it back to go on, or "
+                f"begin a run of its own."
             )
 
     def _keep(self, record: Record, seconds: float) -> None:
@@ -131,7 +138,7 @@ class RecordedRun:
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
                 "fingerprint": self._fingerprint,
-                "settings": self._settings,
+                "settings": self._lasting,
             },
         )
         self._after_commit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedvarp.config import Settings
 from fedvarp.config_errors import SettingsError
 from fedvarp.config_files import settings_of_run
-from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError, reached
 
 if TYPE_CHECKING:
     from fedvarp.experiment import DataFolder
@@ -35,12 +34,10 @@ def resume(
         progress: Whether to show a bar; None: in a terminal.
         callbacks: Called with each round's record and the server.
     """
-    directory, settings = RunDirectory(run), resumed_settings(run, overrides)
+    settings = resumed_settings(run, overrides)
     from fedvarp.experiment import build  # not before the settings are known to be right: torch
 
     experiment = build(settings, data_dir)
-    if overrides:
-        directory.write_settings(directory.by_the_choice(settings.as_toml()))
     return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 
 
@@ -57,7 +54,10 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
             f"There is no run in {directory.path}: it has no config.toml. "
             f"`fedvarp run CONFIG --out {directory.path}` would begin one there."
         )
-    settings = settings_of_run(directory.settings(), str(directory.config_file), overrides)
+    recorded = directory.settings()
+    settings = settings_of_run(recorded, str(directory.config_file), overrides)
+    if settings.trainer not in ("auto", recorded.get("trainer")):
+        settings = settings.model_copy(update={"auto": None})  # it spoke for another
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
     done = directory.rounds_done
     if overrides and settings.rounds < done:
@@ -71,14 +71,10 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
 
 
 def is_finished(directory: RunDirectory, settings: Settings) -> bool:
-    """Whether nothing is left to do, the model is exported, and no round came after that."""
-    model, metrics = directory.model_file, directory.metrics_file
-    if not (model.exists() and metrics.exists()):
-        return False
-    if model.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
+    """Whether nothing is left to do, and the model is exported."""
+    if not directory.has_the_newest_model:
         return False
     if directory.rounds_done >= settings.rounds:
         return True
-    accuracies = [r["test_accuracy"] for r in directory.metrics() if "test_accuracy" in r]
-    target = math.inf if settings.target_accuracy is None else settings.target_accuracy
-    return bool(accuracies) and accuracies[-1] >= target
+    target = settings.target_accuracy
+    return target is not None and reached(target, directory.metrics())

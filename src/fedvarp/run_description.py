@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +44,11 @@ def name_of(something: object) -> str:
 
 
 def plain_value(value: object) -> Any:
-    """A single setting: numbers as they are, long tensors by their hash, functions by name."""
+    """A single setting: numbers as they are, long tensors and mappings by hash, functions by name.
+
+    >>> plain_value({0: [1, 2], 1: []}) == plain_value({1: [], 0: [1, 2]})
+    True
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -51,6 +57,10 @@ def plain_value(value: object) -> Any:
         return f"{value.numel()} numbers, sha256 {hashlib.sha256(_bytes(value)).hexdigest()[:16]}"
     if isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value):
         return plain_value(torch.tensor(value, dtype=torch.float64))
+    if isinstance(value, Mapping):
+        entries = {str(key): plain_value(entry) for key, entry in value.items()}
+        text = json.dumps(entries, sort_keys=True)
+        return f"{len(entries)} entries, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if dataclasses.is_dataclass(value):
         return plain(value)
     return name_of(value)

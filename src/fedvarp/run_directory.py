@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs doe
 MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers", "auto"})
 """What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
+_FIRST_LOOK: Final = 4096  # bytes at the end of metrics.jsonl; a usual line has some hundreds
+
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a resumed run keeps, under dotted names, as JSON gives them back."""
@@ -82,6 +84,11 @@ class Journal:
         self._file.truncate(size)
         self._file.seek(size)
 
+    def cut_back_or_further(self, size: int) -> None:
+        """The same for a file that may have lost its end: what is left of it in whole lines."""
+        there = self.path.read_bytes()[:size]
+        self.cut_back(size if len(there) == size else there.rfind(b"\n") + 1)
+
     def sync(self) -> None:
         """Waits until the disk has it."""
         os.fsync(self._file.fileno())
@@ -126,21 +133,31 @@ class RunDirectory:
             "python": platform.python_version(),
             "platform": platform.platform(),
         }
-        (self.path / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+        (self.path / "versions.json").write_text(
+            json.dumps(versions, indent=2) + "\n", encoding="utf-8"
+        )
         # The settings come last and whole: a directory with settings is a run.
         self.write_settings(settings)
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Writes config.toml, whole or not at all."""
         draft = self.config_file.with_suffix(".toml.part")
-        draft.write_text(tomli_w.dumps(_without_none(settings)))
+        draft.write_text(tomli_w.dumps(_without_none(settings)), encoding="utf-8")
         draft.replace(self.config_file)
+
+    def update_settings(self, settings: Mapping[str, Any]) -> None:
+        """Writes them unless they are there already."""
+        if self.settings() != _without_none(settings):
+            self.write_settings(settings)
 
     def settings(self) -> dict[str, Any]:
         """The resolved settings of the run."""
         if not self.exists:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
-        return tomllib.loads(self.config_file.read_text())
+        try:
+            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
+        except ValueError as error:  # of TOML, or of the encoding
+            raise _damaged(self.config_file, error) from error
 
     def chosen_by_auto(self) -> dict[str, Any]:
         """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
@@ -179,8 +196,8 @@ class RunDirectory:
     @property
     def rounds_done(self) -> int:
         """The newest round in metrics.jsonl; 0 before there is one."""
-        records = self.metrics() if self.metrics_file.exists() else []
-        return int(records[-1]["round"]) if records else 0
+        last = _last_line(self.metrics_file) if self.metrics_file.exists() else None
+        return 0 if last is None else int(_parsed(last, self.metrics_file)["round"])
 
     def refuse_without_checkpoint(self) -> None:
         """Raises RunError where rounds were trained and there is nothing to go on from."""
@@ -203,22 +220,66 @@ class RunDirectory:
         """How long each round took."""
         return _read_lines(self.timings_file)
 
-    def export_model(self, state: Mapping[str, Tensor]) -> None:
+    def export_model(self, state: Mapping[str, Tensor], after_round: int) -> None:
         """Writes model.safetensors, whole or not at all."""
         import safetensors.torch
 
         draft = self.model_file.with_suffix(".safetensors.part")
         contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(contiguous, draft)
+        safetensors.torch.save_file(contiguous, draft, metadata={"round": str(after_round)})
         draft.replace(self.model_file)
+
+    @property
+    def has_the_newest_model(self) -> bool:
+        """Whether the exported model is that of the newest round in metrics.jsonl."""
+        if not (self.model_file.exists() and self.metrics_file.exists()):
+            return False
+        import safetensors
+
+        try:
+            with safetensors.safe_open(self.model_file, framework="numpy") as model:
+                exported = (model.metadata() or {}).get("round")
+        except safetensors.SafetensorError:  # damaged: to be exported again
+            return False
+        if exported is None:  # by an earlier version: its time must do, which copies may change
+            return self.model_file.stat().st_mtime_ns >= self.metrics_file.stat().st_mtime_ns
+        return int(exported) == self.rounds_done
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         raise RunError(f"{file} does not exist: no round of that run was recorded.")
     # A last line without its end is a round that is being written at this moment.
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in whole]
+    *whole, _ = file.read_bytes().split(b"\n")
+    return [_parsed(line, file, number) for number, line in enumerate(whole, start=1)]
+
+
+def _parsed(line: bytes, file: Path, number: int | None = None) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError as error:  # of JSON, or of the encoding
+        where = "last whole line" if number is None else f"line {number}"
+        raise _damaged(file, error, f" in its {where}") from error
+    return record
+
+
+def _damaged(file: Path, error: Exception, where: str = "") -> RunError:
+    return RunError(
+        f"{file} is damaged{where} ({error}). Restore it from a copy, or leave the run out."
+    )
+
+
+def _last_line(file: Path) -> bytes | None:
+    """The last whole one, without a look at those before: a sweep asks for it all the time."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        length = _FIRST_LOOK
+        while True:
+            start = opened.seek(max(0, size - length))
+            *whole, _ = opened.read(size - start).split(b"\n")
+            if start == 0 or len(whole) > 1:  # else its beginning may lie further back
+                return whole[-1] if whole else None
+            length *= 2
 
 
 def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,6 +293,12 @@ def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             kept[name] = value
     return kept
+
+
+def reached(target: float | None, metrics: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the last evaluation came to the accuracy at which the run was to stop."""
+    accuracies = [r["test_accuracy"] for r in metrics if r.get("test_accuracy") is not None]
+    return target is not None and bool(accuracies) and bool(accuracies[-1] >= target)
 
 
 def without_nan(value: Any) -> Any:

@@ -100,7 +100,8 @@ def simulate(
         workers: Processes of "parallel", actors of "ray"; None: one for each core.
         compile: Whether gradients are compiled, which takes a while and then may be faster.
         exact: Whether "auto" keeps to trainers that give the plain loop's figures bit for bit.
-        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        evaluate_every: Rounds between evaluations; the last round is evaluated too, unless a longer
+            run had trained it already.
         num_train_clients: Clients that the training loss is averaged over; None: all; 0: none.
         num_test_examples: Examples of the test set that are looked at; None: all; 0: none.
         target_accuracy: Stops at the first evaluation that reaches it.

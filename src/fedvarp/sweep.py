@@ -8,11 +8,11 @@ are not repeated.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +25,9 @@ from fedvarp.resuming import is_finished
 from fedvarp.run_directory import MAY_CHANGE, RunDirectory
 from fedvarp.sweep_engines import Engine
 from fedvarp.sweep_result import SweepResult, SweptRun
+
+if TYPE_CHECKING:
+    from fedvarp.experiment import DataFolder
 
 PAPER_GRID: Final = (1e-1, 10**-1.5, 1e-2, 10**-2.5, 1e-3)
 _SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "seed": "--seeds"}
@@ -91,17 +94,23 @@ class Sweep:
         overrides: Sequence[str],
         grid: Grid,
         out: str | os.PathLike[str] | None = None,
+        data_dir: DataFolder = None,
     ) -> Sweep:
         """Checks all settings, then makes the directories that are not there yet.
+
+        What can be known only with the data is checked for one of the runs that are left: all have
+        the same federation, cohorts and model.
 
         Args:
             source: A preset or a config file.
             overrides: ``key=value`` texts for all runs.
             grid: What is tried.
             out: Where the runs go; None: runs/<name>-sweep.
+            data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
 
         Raises:
             SettingsError: A run cannot be made so.
+            MissingDataError: The data files are not there.
             RunError: A directory holds a run with other settings, or one to go on with and no
                 checkpoint.
         """
@@ -124,6 +133,11 @@ class Sweep:
         runs = [(folder / settings.run_name, settings) for settings in all_settings]
         for directory, settings in runs:
             _check_directory(RunDirectory(directory), settings)
+        left = [s for directory, s in runs if not is_finished(RunDirectory(directory), s)]
+        if left:
+            from fedvarp.experiment import build  # not before all the above is right: torch
+
+            build(left[0], data_dir)
         for directory, settings in runs:
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs)
@@ -131,28 +145,34 @@ class Sweep:
     def run(self, engine: Engine, progress: bool = False) -> SweepResult:
         """Resumes what is not finished; writes sweep.json, whatever happens in between."""
         errors: dict[Path, str] = {}
-        unfinished = [path for path, settings in self.runs if not self._finished(path, settings)]
+        left = self._unfinished(dict(self.runs))
         with Interruption() as stop, self._bar(progress) as bar:
             task = bar.add_task("", total=sum(settings.rounds for _, settings in self.runs))
-            for outcome in engine.run(unfinished, lambda: stop.requested):
+            for outcome in engine.run(list(left), lambda: stop.requested):
                 if outcome is not None and outcome.error is not None:
                     errors[outcome.directory] = outcome.error
-                left = sum(not self._finished(path, settings) for path, settings in self.runs)
+                left = self._unfinished(left)
                 bar.update(
                     task,
-                    description=f"{len(self.runs) - left} of {len(self.runs)} runs",
-                    completed=sum(RunDirectory(path).rounds_done for path, _ in self.runs),
+                    description=f"{len(self.runs) - len(left)} of {len(self.runs)} runs",
+                    completed=sum(
+                        RunDirectory(path).rounds_done if path in left else settings.rounds
+                        for path, settings in self.runs
+                    ),
                 )
         result = SweepResult(
             directory=self.out,
-            runs=[self._swept(path, settings, errors.get(path)) for path, settings in self.runs],
+            runs=[
+                self._swept(path, settings, path not in left, errors.get(path))
+                for path, settings in self.runs
+            ],
             client_lrs=self.grid.client_lrs,
             interrupted=stop.requested,
         )
         result.write()
         return result
 
-    def _swept(self, path: Path, settings: Settings, error: str | None) -> SweptRun:
+    def _swept(self, path: Path, settings: Settings, finished: bool, error: str | None) -> SweptRun:
         directory = RunDirectory(path)
         return SweptRun(
             directory=path,
@@ -160,13 +180,17 @@ class Sweep:
             client_lr=settings.local_sgd.lr,
             seed=settings.seed,
             rounds=directory.rounds_done,
-            finished=self._finished(path, settings),
+            finished=finished,
             error=error,
             metrics=directory.metrics() if directory.metrics_file.exists() else [],
         )
 
-    def _finished(self, path: Path, settings: Settings) -> bool:
-        return is_finished(RunDirectory(path), settings)
+    def _unfinished(self, among: Mapping[Path, Settings]) -> dict[Path, Settings]:
+        return {
+            path: settings
+            for path, settings in among.items()
+            if not is_finished(RunDirectory(path), settings)
+        }
 
     def _bar(self, show: bool) -> Progress:
         return Progress(
@@ -198,9 +222,7 @@ def _make_directory(directory: RunDirectory, settings: Settings) -> None:
     if not directory.exists:
         directory.create(settings.as_toml())
         return
-    wanted = directory.by_the_choice(settings.as_toml())
-    if directory.settings() != wanted:
-        directory.write_settings(wanted)
+    directory.update_settings(directory.by_the_choice(settings.as_toml()))
 
 
 def _refuse_swept(overrides: Sequence[str]) -> None:

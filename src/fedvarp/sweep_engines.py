@@ -20,6 +20,10 @@ from fedvarp.parent_death import signal_when_orphaned, who_is_watched
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
+INTERRUPTED_ALONE: Final = (
+    "it was interrupted, though the sweep was not: by a SIGINT or SIGTERM of somebody else. Its "
+    "rounds are kept; the same command again goes on"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class LocalEngine:
                     running.append(_Process(waiting.popleft(), self.data_dir, cores))
                 for process in [process for process in running if process.ended]:
                     running.remove(process)
-                    yield process.outcome(stopping)
+                    yield process.outcome(stopping or stop())
                 if time.monotonic() - heartbeat > _HEARTBEAT:
                     heartbeat = time.monotonic()
                     yield None
@@ -136,8 +140,10 @@ class _Process:
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().removeprefix("fedvarp: ")
         self._errors.close()
-        if code == 0 or code == INTERRUPTED or stopping:
+        if code == 0 or stopping:
             return Outcome(self.directory)
+        if code == INTERRUPTED:
+            said = INTERRUPTED_ALONE
         if code < 0:
             said = f"{signal.Signals(-code).name} ended it; SIGKILL often means too little memory"
         return Outcome(self.directory, said or f"it ended with exit code {code}")

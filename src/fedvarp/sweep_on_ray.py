@@ -17,7 +17,7 @@ from fedvarp.data.locate import DATA_VARIABLE
 from fedvarp.ray_cluster import connect
 from fedvarp.resuming import resume
 from fedvarp.run_directory import RunDirectory
-from fedvarp.sweep_engines import Outcome
+from fedvarp.sweep_engines import INTERRUPTED_ALONE, Outcome
 
 _HEARTBEAT: Final = 0.5  # seconds
 
@@ -57,7 +57,7 @@ class RayEngine:
                 ended, _ = ray.wait(list(pending), timeout=_HEARTBEAT)
                 for reference in ended:
                     path = pending.pop(reference)
-                    yield Outcome(path, _error(ray, reference, stopping))
+                    yield Outcome(path, _error(ray, reference, stopping or stop()))
                 if not ended:
                     yield None
         finally:
@@ -73,10 +73,10 @@ def _train(run: str, data_dir: str | None) -> str | None:
         )
     os.environ[CORES_VARIABLE] = "1"  # what the task was given
     try:
-        resume(run, data_dir=data_dir, progress=False)
+        result = resume(run, data_dir=data_dir, progress=False)
     except Exception as error:
         return sentence(error)
-    return None
+    return INTERRUPTED_ALONE if result.stopped == "interrupted" else None
 
 
 def _error(ray: Any, reference: Any, stopping: bool) -> str | None:

@@ -168,7 +168,7 @@ class SweepResult:
         """sweep.json, whole or not at all."""
         file = self.directory / "sweep.json"
         draft = file.with_suffix(".json.part")
-        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
         draft.replace(file)
 
     def text(self) -> str:

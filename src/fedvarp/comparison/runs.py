@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvarp.run_directory import RunDirectory, RunError, flattened
+from fedvarp.run_directory import RunDirectory, RunError, flattened, reached
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -63,8 +61,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
-        wanted = self.settings.get("target_accuracy")
-        if wanted is not None and bool(self.values("test_accuracy")[-1] >= wanted):
+        if reached(self.settings.get("target_accuracy"), self.metrics):
             return True
         return self.planned_rounds is None or self.last_round >= self.planned_rounds
 
@@ -108,16 +105,8 @@ class Run:
             RunError: There is none, its files are damaged, or it has not got to an evaluation yet.
         """
         directory = RunDirectory(path)
-        try:
-            settings = flattened(directory.settings())
-            metrics = directory.metrics()
-            seconds = _seconds(directory, metrics)
-        except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"A file of the run in {path} is damaged ({error}). Restore it from a copy, or "
-                f"leave the run out."
-            ) from error
-        run = cls(Path(path), settings, metrics, seconds)
+        settings, metrics = flattened(directory.settings()), directory.metrics()
+        run = cls(Path(path), settings, metrics, _seconds(directory, metrics))
         if not run.evaluated:
             raise RunError(
                 f"The run in {path} has recorded no evaluation yet. Wait until it has, resume it, "
