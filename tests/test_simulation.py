@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -325,6 +326,29 @@ def brighter(dataset: FederatedDataset) -> FederatedDataset:
         return x + 0.1, y
 
     return dataclasses.replace(dataset, load=load)
+
+
+def test_versions_that_changed_are_told_and_noted(
+    some_digits: FederatedDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short_run(some_digits, out=tmp_path, rounds=2)
+    file = tmp_path / "versions.json"
+    first = json.loads(file.read_text())
+    monkeypatch.setattr(np, "__version__", "99.1")
+    short_run(some_digits, out=tmp_path, rounds=2, resume=True)  # nothing was left to train
+    assert json.loads(file.read_text()) == first
+    short_run(some_digits, out=tmp_path, rounds=3, resume=True)
+    assert f"numpy = {first['numpy']} (now 99.1): from round 3 on" in capsys.readouterr().err
+    later = [{"after_round": 2, "numpy": "99.1"}]
+    assert json.loads(file.read_text()) == {**first, "later": later}
+    short_run(some_digits, out=tmp_path, rounds=4, resume=True)  # the same again: told once
+    assert "numpy" not in capsys.readouterr().err
+    file.write_text("half a li")
+    short_run(some_digits, out=tmp_path, rounds=5, resume=True)
+    assert json.loads(file.read_text()) == {**first, "numpy": "99.1"}
 
 
 def test_a_run_that_is_there_is_not_overwritten(

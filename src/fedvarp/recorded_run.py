@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fedvarp import made_with
 from fedvarp.checkpoint import Checkpoint
 from fedvarp.run_description import plain
 from fedvarp.run_directory import Journal, RunDirectory, RunError, changes, lasting
@@ -75,6 +76,8 @@ class RecordedRun:
         """
         self._go_back_to_the_checkpoint()
         self._directory.update_settings(self._settings)
+        if 0 < self._simulation.server.round < rounds:
+            self._note_versions()
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
@@ -92,6 +95,17 @@ class RecordedRun:
         final = self._simulation.model.state_dict(result.server.w)
         self._directory.export_model(final, after_round=result.server.round)
         return dataclasses.replace(result, metrics=before + result.metrics)
+
+    def _note_versions(self) -> None:
+        done = self._simulation.server.round
+        if different := made_with.note_change(self._directory.versions_file, done):
+            Console(stderr=True).print(
+                f"{self._directory.path} was made with {'; '.join(different)}: from round "
+                f"{done + 1} on its figures may be rounded otherwise than if it had never stopped. "
+                f"{self._directory.versions_file.name} notes it.",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def _go_back_to_the_checkpoint(self) -> None:
         if self._checkpoint.round is None:

@@ -13,15 +13,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import tomli_w
-
-from fedvarp.version import __version__
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
@@ -108,6 +105,7 @@ class RunDirectory:
         self.timings_file = self.path / "timings.jsonl"
         self.checkpoint_folder = self.path / "checkpoint"
         self.model_file = self.path / "model.safetensors"
+        self.versions_file = self.path / "versions.json"
 
     @property
     def exists(self) -> bool:
@@ -122,20 +120,10 @@ class RunDirectory:
             )
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; a run needs a directory.")
-        import numpy as np
-        import torch
+        from fedvarp import made_with  # which needs this module
 
         self.path.mkdir(parents=True, exist_ok=True)
-        versions = {
-            "fedvarp": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        }
-        (self.path / "versions.json").write_text(
-            json.dumps(versions, indent=2) + "\n", encoding="utf-8"
-        )
+        made_with.write(self.versions_file)
         # The settings come last and whole: a directory with settings is a run.
         self.write_settings(settings)
 

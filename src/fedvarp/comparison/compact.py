@@ -114,8 +114,8 @@ def _write(run: Run, target: RunDirectory) -> None:
             for stretch in stretches
         ]
         _write_lines(target.timings_file, timings)
-    if (versions := source.path / "versions.json").exists():
-        shutil.copyfile(versions, target.path / "versions.json")
+    if source.versions_file.exists():
+        shutil.copyfile(source.versions_file, target.versions_file)
     target.write_settings(source.settings())
 
 
