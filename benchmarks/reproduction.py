@@ -18,7 +18,7 @@ from benchmarks import steadiness
 from benchmarks.contestant import ROOT
 from fedvarp.cli import app
 
-_STEADINESS: Final = "python -m benchmarks.steadiness "
+_STEADINESS: Final = ["python", "-m", "benchmarks.steadiness"]
 PAGE: Final = ROOT / "docs" / "reproduction.md"
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
@@ -40,8 +40,12 @@ class Typed:
     @property
     def words(self) -> list[str]:
         """Of the command, without `fedvarp`; none if it is another program's."""
-        words = shlex.split(self.line.replace("\\\n", " "), comments=True)
-        return words[1:] if words[:1] == ["fedvarp"] else []
+        return self.all_words[1:] if self.all_words[:1] == ["fedvarp"] else []
+
+    @property
+    def all_words(self) -> list[str]:
+        """Of the command."""
+        return shlex.split(self.line.replace("\\\n", " "), comments=True)
 
 
 def commands(page: str, name: str) -> list[Typed]:
@@ -77,8 +81,8 @@ def main() -> None:
 
 
 def _output_today(typed: Typed) -> str:
-    if typed.line.startswith(_STEADINESS):
-        return steadiness.text(shlex.split(typed.line.removeprefix(_STEADINESS)))
+    if typed.all_words[:3] == _STEADINESS:
+        return steadiness.text(typed.all_words[3:])
     return run(typed.words) if typed.words[:1] == ["compare"] else typed.output
 
 

@@ -58,13 +58,15 @@ def _by_seed(comparison: Comparison) -> Grid:
     assert comparison.target is not None
     smooth, aim = comparison.smooth, 100 * comparison.target.value
     of_fedavg = [row for row in comparison.rows if row.group.algorithm == BASELINE]
+    if not of_fedavg:
+        raise SystemExit("There is no run of FedAvg to look at the others beside.")
     best = max(of_fedavg, key=lambda row: row.late_accuracy.mean if row.late_accuracy else 0.0)
-    fedavg = {run.seed: _accuracy(run) for run in best.group.runs}
+    fedavg = {run.seed: run for run in best.group.runs}
     lines = []
     for row in comparison.rows:
         runs = [run for run in row.group.runs if run.seed in fedavg]
         curves = [_accuracy(run) for run in runs]
-        pairs = [_alike(mine, fedavg[run.seed]) for mine, run in zip(curves, runs, strict=True)]
+        pairs = [_at_common_rounds(run, fedavg[run.seed]) for run in runs]
         lines.append(
             (
                 row.group.label,
@@ -90,10 +92,9 @@ def _accuracy(run: Run) -> Floats:
     return 100 * run.values("test_accuracy")
 
 
-def _alike(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """Both up to where the shorter ends."""
-    both = min(len(one), len(other))
-    return one[:both], other[:both]
+def _at_common_rounds(one: Run, other: Run) -> tuple[Floats, Floats]:
+    mine, theirs = np.isin(one.rounds, other.rounds), np.isin(other.rounds, one.rounds)
+    return _accuracy(one)[mine], _accuracy(other)[theirs]
 
 
 def _share_above(curve: Floats, target: float) -> float:

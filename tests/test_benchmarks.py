@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import commands, overhead, rounds, workloads
+from benchmarks import commands, overhead, rounds, steadiness, workloads
 from benchmarks.bare import train
 from benchmarks.contest import Result, Turns, contest_table, ratios, with_spread
 from benchmarks.contestant import Contestant, ContestantError, Entry
@@ -22,6 +22,8 @@ from benchmarks.peers.__main__ import PEERS, installed
 from benchmarks.processes import PeakMemory, pss_mb, tree
 from benchmarks.workload import Workload, load
 from torch.nn.functional import cross_entropy
+
+from some_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +204,21 @@ def test_whole_commands_are_timed() -> None:
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="no-such-preset"):
         commands.first_round(["no-such-preset"])
+
+
+def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path / "a0", [0.1, 0.5, 0.3, 0.5], algorithm="fedavg", seed=0)
+    write_run(tmp_path / "a1", [0.1, 0.2, 0.3, 0.4], algorithm="fedavg", seed=1)
+    write_run(tmp_path / "v0", [0.1, 0.4, 0.6], seed=0)  # ends a round earlier
+    text = steadiness.text([str(tmp_path), "--targets", "0.3,0.5", "--smooth", "2"])
+    lines = [line.split() for line in text.splitlines()]
+    (speed_ups, fedvarp), (fedavg,) = (
+        [line for line in lines if line[:1] == [name]] for name in ("FedVARP", "FedAvg")
+    )
+    # Of seed 0: 0.3 at round 10 of both, its means of two .25 .5 and .3; 0.5 at 20 and 10, by the
+    # means at 20 and in 30 rounds never.
+    assert speed_ups[1:] == ["1.00", "0.50", "0.50", ">", "1.50"]
+    # At rounds 10 and 20: −0.1 and +0.3.
+    assert fedvarp[1:] == ["0", "25.0", "100", "+10.0", "50"]
+    assert fedavg[1:3] == ["0,", "1"]
+    assert "67, –" in text

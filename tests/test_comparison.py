@@ -108,6 +108,19 @@ def test_a_speed_up_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
     assert fedvarp.first_speed_up.factor == 20 / 10  # none in common: all that there are
 
 
+def test_a_rate_tried_with_one_seed_is_no_baseline_where_another_has_them_all(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "tried", [0.1, 0.5, 0.5, 0.5], algorithm="fedavg", lr=0.01, seed=1)
+    for seed, first in ((0, 1), (1, 3)):
+        curve = [0.1] * first + [0.5] * (4 - first)
+        write_run(tmp_path / f"a{seed}", curve, algorithm="fedavg", lr=0.1, seed=seed)
+        write_run(tmp_path / f"v{seed}", [0.1, 0.5, 0.5, 0.5], seed=seed)
+    fedvarp = compare([tmp_path], target=0.5).rows[-1]
+    assert fedvarp.first_speed_up is not None
+    assert fedvarp.first_speed_up.factor == (10 + 30) / 2 / 10  # and not 10 / 10 of seed 1 alone
+
+
 def test_the_baseline_is_of_the_same_task(tmp_path: Path) -> None:
     five, ten = ({"clients_per_round": M} for M in (5, 10))
     write_run(tmp_path / "a5", [0.1, 0.1, 0.1, 0.5], algorithm="fedavg", settings=five)

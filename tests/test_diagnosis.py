@@ -129,6 +129,9 @@ def test_rows_are_shown_in_tables_advice_json_and_figure(config: Path, tmp_path:
     assert "With the rows of this run as they are" in advice(after)[0]
     worse = changed(after, around_rows=1e3)
     assert "times FedAvg's: they are too old" in advice(worse)[0]
+    assert "rows of this run" not in advice(dataclasses.replace(worse, round=0))[0]
+    everybody = after.settings.model_copy(update={"clients_per_round": 20})
+    assert "rows of this run" not in advice(dataclasses.replace(worse, settings=everybody))[0]
     kept = after.as_json()["step_errors_with_rows"]
     assert kept["algorithm"] == "cluster_fedvarp"
     assert kept["total"] > 0

@@ -148,6 +148,7 @@ def test_a_ray_that_would_listen_on_all_networks_is_not_started(
     [
         (None, None, "local"),
         (None, "", "local"),
+        (None, "local", "local"),
         (None, "10.0.0.1:6379", "10.0.0.1:6379"),
         ("auto", "10.0.0.1:6379", "auto"),
     ],
@@ -163,6 +164,7 @@ def test_the_cluster_is_the_one_named_or_that_of_the_environment(
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=asked.update))
     connect(address, 1, "")
     assert asked["address"] == used
+    assert ("num_cpus" in asked) == (used == "local")
 
 
 def test_no_workers_are_refused() -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -375,15 +375,16 @@ def test_a_run_that_is_there_is_not_overwritten(
 
 
 def test_another_trace_is_another_run(some_digits: FederatedDataset, tmp_path: Path) -> None:
-    def run(*online: int) -> SimulationResult:
+    def run(online: Sequence[int]) -> SimulationResult:
         trace = Trace({0: online, 1: [4, 5]}, after_end="repeat")
         sampler = UniformSampler(some_digits.num_clients, 1, 0, trace)
         return short_run(some_digits, out=tmp_path, resume=True, sampler=sampler)
 
-    run(1, 2)
-    run(1, 2)
-    with pytest.raises(RunError, match=r"availability\.clients = 2 entries, sha256"):
-        run(1, 3)
+    run(range(1, 3))
+    run([1, 2])
+    for other in ([1, 3], range(1, 4)):
+        with pytest.raises(RunError, match=r"availability\.clients = 2 entries, sha256"):
+            run(other)
 
 
 def test_settings_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
@@ -442,12 +443,13 @@ def test_missing_metrics_are_noticed(some_digits: FederatedDataset, tmp_path: Pa
         short_run(some_digits, out=tmp_path, rounds=9, resume=True)
 
 
+@pytest.mark.parametrize("lost", [b"", bytes(20)], ids=["cut off", "never written"])
 def test_timings_lost_in_a_power_failure_cost_nothing_else(
-    some_digits: FederatedDataset, tmp_path: Path
+    some_digits: FederatedDataset, tmp_path: Path, lost: bytes
 ) -> None:
     short_run(some_digits, out=tmp_path)
     timings = tmp_path / "timings.jsonl"
-    timings.write_bytes(timings.read_bytes()[:-20])  # half of a line is left
+    timings.write_bytes(timings.read_bytes()[:-20] + lost)  # half of a line is left
     short_run(some_digits, out=tmp_path, rounds=8, resume=True)
     assert [line["round"] for line in RunDirectory(tmp_path).timings()] == [0, 1, 2, 3, 4, 5, 7, 8]
 

@@ -114,7 +114,8 @@ def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path
         (["seed=3"], SMALL, "by --seeds"),
         (["client_lr=3"], SMALL, "by --client-lrs"),
         (["target_accuracy=0.5"], SMALL, "target_accuracy=none"),
-        (["clients_per_round=500"], SMALL, "500"),  # known only with the data
+        (["clients_per_round=500"], SMALL, "500"),  # known only with the data, as is the next
+        (["clusters=auto:500"], SMALL, "cannot form 500 clusters"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             Sweep.prepare(config, overrides, grid, out)

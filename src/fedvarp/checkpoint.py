@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fedvarp.algorithms import Aggregator
 from fedvarp.client_states import OnDiskStates, RowTable
 from fedvarp.server import Server
 from fedvarp.store import Store, StoreError, as_json, from_json, refuse_differences
@@ -109,6 +110,7 @@ class Checkpoint:
             )
         tables = _tables(server)
         self._refuse_rows_elsewhere(tables)
+        _refuse_what_cannot_be_taken_back(server.aggregator)
         extra = dict(tensors or {})
         about = {
             "format": FORMAT,
@@ -162,9 +164,10 @@ class Checkpoint:
         optimizer = self._read_all("optimizer", self._about["optimizer"])
         aggregator = self._read_all("aggregator", self._about.get("aggregator", {}))
         beside_rows, device = self.beside_rows(), server.w.device
-        server.aggregator.load({name: tensor.to(device) for name, tensor in aggregator.items()})
         for table in tables:
             table.load(self.store)
+        if aggregator:
+            server.aggregator.load({name: tensor.to(device) for name, tensor in aggregator.items()})
         if server.aggregator.states is not None:
             server.aggregator.states.adopt(beside_rows)
         server.optimizer.load({name: tensor.to(device) for name, tensor in optimizer.items()})
@@ -214,6 +217,14 @@ class Checkpoint:
                     f"The rows are in {table.store.path}, the checkpoint is in {self.store.path}. "
                     f"One transaction cannot span two folders: give both the same path."
                 )
+
+
+def _refuse_what_cannot_be_taken_back(aggregator: Aggregator) -> None:
+    if aggregator.tensors() and type(aggregator).load is Aggregator.load:
+        raise NotImplementedError(
+            f"{type(aggregator).__name__} gives {', '.join(aggregator.tensors())} to be saved, and "
+            f"has no load() to take them back. Define it, or the run could not be resumed."
+        )
 
 
 def _tables(server: Server) -> tuple[RowTable, ...]:

@@ -223,7 +223,8 @@ def sweep(
     from fedvarp.sweep_engines import make_engine
 
     grid = Grid.parse(algorithms, client_lrs, seeds)
-    whole = Sweep.prepare(config, overrides or [], grid, out, data_dir)
+    runs_here = engine != "ray"  # a cluster's machines have the data and the devices
+    whole = Sweep.prepare(config, overrides or [], grid, out, data_dir, runs_here)
     result = whole.run(make_engine(engine, jobs, address, data_dir), shows_progress(quiet))
     if as_json:
         typer.echo(json.dumps(result.as_json()))

@@ -181,7 +181,9 @@ def diagnose(
     flat = FlatModel(experiment.model.to(settings.device))
     if not is_run:
         return _diagnose(experiment, at_first(flat), sample, updates, progress)
-    with at_checkpoint(directory, experiment, flat, with_rows=not overrides) as standpoint:
+    with at_checkpoint(
+        directory, experiment, flat, with_rows=updates and not overrides
+    ) as standpoint:
         return _diagnose(experiment, standpoint, sample, updates, progress)
 
 

@@ -94,13 +94,14 @@ def _of_the_step(found: Diagnosis) -> str:
             " FedVARP would not make it smaller: the mini-batch noise of its states outweighs what "
             "the choice of clients adds. Larger batches, or FedAvg."
         )
-    if (own := found.step_errors_with_rows) is not None and fedavg.total > 0:
+    own = found.step_errors_with_rows
+    if own is not None and found.round and not everybody and not _is_rounding(found, fedavg.total):
         ratio = _variance(own).total / fedavg.total
         line += (
             f" With the rows of this run as they are, {_percent(ratio)} of it is left."
             if ratio < 1
             else f" With the rows of this run as they are it is {ratio:.2g} times FedAvg's: they "
-            f"are too old, too noisy, or shared by clients that differ."
+            f"are too old, too noisy, shared by clients that differ, or of clients not yet seen."
         )
     drift, norm2 = found.step_errors["fedavg"].client_drift, found.measured.gradient_norm2.value
     if norm2 > 0:

@@ -46,9 +46,10 @@ def note_change(file: Path, round: int) -> list[str]:
     except (OSError, ValueError, AttributeError, TypeError):
         _write(file, now)
         return []
-    different = changes(before, now, now)
+    compared = now.keys() - {"platform"}  # which every update of a kernel changes
+    different = changes(before, now, compared)
     if different:
-        fresh = {name: version for name, version in now.items() if version != before[name]}
+        fresh = {name: now[name] for name in sorted(compared) if now[name] != before[name]}
         later = [*kept.get(_LATER, []), {"after_round": round, **fresh}]
         _write(file, {**kept, _LATER: later})
     return different

@@ -23,11 +23,12 @@ def connect(address: str | None, num_cpus: int, instead: str) -> Any:
         ImportError: Ray is not installed.
         ConnectionError: No cluster answers.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    ray = _import_ray(address is None, instead)
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    own = address == "local"
+    ray = _import_ray(own, instead)
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
-    if address is None:
-        # "local", or Ray would join a cluster that happens to be up on this machine.
+    if own:
+        # By its name, or Ray would join a cluster that happens to be up on this machine.
         ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
         return ray
     try:

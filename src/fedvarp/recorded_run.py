@@ -77,7 +77,7 @@ class RecordedRun:
         self._go_back_to_the_checkpoint()
         self._directory.update_settings(self._settings)
         if 0 < self._simulation.server.round < rounds:
-            self._note_versions()
+            self._note_versions(aloud=progress is not False)
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
@@ -96,9 +96,10 @@ class RecordedRun:
         self._directory.export_model(final, after_round=result.server.round)
         return dataclasses.replace(result, metrics=before + result.metrics)
 
-    def _note_versions(self) -> None:
+    def _note_versions(self, aloud: bool) -> None:
         done = self._simulation.server.round
-        if different := made_with.note_change(self._directory.versions_file, done):
+        different = made_with.note_change(self._directory.versions_file, done)
+        if different and aloud:
             Console(stderr=True).print(
                 f"{self._directory.path} was made with {'; '.join(different)}: from round "
                 f"{done + 1} on its figures may be rounded otherwise than if it had never stopped. "

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,6 +56,8 @@ def plain_value(value: object) -> Any:
         if value.numel() <= _LONGEST_LIST:
             return value.tolist()
         return f"{value.numel()} numbers, sha256 {hashlib.sha256(_bytes(value)).hexdigest()[:16]}"
+    if isinstance(value, (range, np.ndarray)):
+        value = np.asarray(value).tolist()
     if isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value):
         return plain_value(torch.tensor(value, dtype=torch.float64))
     if isinstance(value, Mapping):

@@ -82,9 +82,15 @@ class Journal:
         self._file.seek(size)
 
     def cut_back_or_further(self, size: int) -> None:
-        """The same for a file that may have lost its end: what is left of it in whole lines."""
-        there = self.path.read_bytes()[:size]
-        self.cut_back(size if len(there) == size else there.rfind(b"\n") + 1)
+        """The same for a file that may have lost its end: the whole lines before the first loss."""
+        sound = 0
+        for line in self.path.read_bytes()[:size].splitlines(keepends=True):
+            try:
+                json.loads(line)
+            except ValueError:  # of JSON, or of the encoding
+                break
+            sound += len(line) if line.endswith(b"\n") else 0
+        self.cut_back(sound)
 
     def sync(self) -> None:
         """Waits until the disk has it."""

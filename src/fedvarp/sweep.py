@@ -95,6 +95,7 @@ class Sweep:
         grid: Grid,
         out: str | os.PathLike[str] | None = None,
         data_dir: DataFolder = None,
+        runs_here: bool = True,
     ) -> Sweep:
         """Checks all settings, then makes the directories that are not there yet.
 
@@ -107,6 +108,7 @@ class Sweep:
             grid: What is tried.
             out: Where the runs go; None: runs/<name>-sweep.
             data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+            runs_here: Whether this machine will train, and so has the data and the device.
 
         Raises:
             SettingsError: A run cannot be made so.
@@ -134,10 +136,8 @@ class Sweep:
         for directory, settings in runs:
             _check_directory(RunDirectory(directory), settings)
         left = [s for directory, s in runs if not is_finished(RunDirectory(directory), s)]
-        if left:
-            from fedvarp.experiment import build  # not before all the above is right: torch
-
-            build(left[0], data_dir)
+        if left and runs_here:
+            _try_with_the_data(left[0], data_dir)
         for directory, settings in runs:
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs)
@@ -216,6 +216,19 @@ def _check_directory(directory: RunDirectory, settings: Settings) -> None:
         )
     if not is_finished(directory, settings):
         directory.refuse_without_checkpoint()
+
+
+def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
+    """Raises what the run itself would raise before its first round."""
+    # Not before everything else is right: they load torch.
+    from fedvarp.clusters_by_name import clusters_by_name
+    from fedvarp.experiment import build
+
+    dataset = build(settings, data_dir).dataset
+    try:
+        clusters_by_name(settings.clusters, settings.recluster_every, dataset)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _make_directory(directory: RunDirectory, settings: Settings) -> None:

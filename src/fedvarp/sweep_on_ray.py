@@ -27,7 +27,8 @@ class RayEngine:
     """Runs as tasks of Ray.
 
     Attributes:
-        address: Of a cluster that is up ("auto": the one of this machine); None starts one here.
+        address: Of a cluster that is up ("auto": the one of this machine); None: that of
+            RAY_ADDRESS, or one that is started here.
         jobs: CPUs of the cluster that is started here.
         data_dir: Where the data files are, on all machines; None: in the folder of FEDVARP_DATA.
     """

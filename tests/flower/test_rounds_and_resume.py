@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,6 +246,17 @@ def test_a_late_reply_does_not_bring_its_client_back_to_a_node_it_has_left(kind:
         strategy.aggregate_train(t, replies + (late if t == 3 else []))
     assert [client.node for client in strategy._begun.clients] == [100, 999]
     assert strategy._begun.clients.still_at(grid.nodes) == [100, 999]
+
+
+def test_a_late_reply_is_no_news_of_a_client_that_is_looked_for() -> None:
+    strategy = FedVARP(seed=0)
+    strategy.begin(w0())
+    clients = strategy._begun.clients
+    for name, node in (("A", 1), ("C", 5), ("A", 4), ("C", 4)):  # A is missing, 1 and 5 were left
+        clients.meet(name, node)
+    late: Any = SimpleNamespace(round=1, node=1)
+    assert strategy._begun._meet(3, late, "A").node is None
+    assert clients.still_at([1, 4, 5]) == [1, 4, 5]  # it may be at any of them
 
 
 def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from torch import Tensor
 
 from fedvarp.client_states import ClientStates
 from fedvarp.round_updates import RoundUpdates
 from fedvarp.server_optimizers import ServerOptimizer
-
-_PLAIN: Final = (bool, int, float, str)
 
 
 class Aggregator(ABC):
@@ -67,24 +64,13 @@ class Aggregator(ABC):
         """What it remembers from round to round beside its table, saved by checkpoints."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave."""
-        if tensors:
-            raise NotImplementedError(
-                f"{type(self).__name__} gave {', '.join(tensors)} to be saved, and has no load() "
-                f"to take them back. Define it, or the run cannot go on as if it had not stopped."
-            )
+    def load(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Takes back what `tensors` gave; not called where it gave nothing."""
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this algorithm.
 
-        The name of the class, the numbers and texts among the fields of a data class, its table.
+        One with settings of its own adds them: ``{**super().describe(), "decay": self.decay}``.
         """
         table = {} if self.states is None else self.states.describe()
-        return {"algorithm": type(self).__name__, **self._plain_fields(), **table}
-
-    def _plain_fields(self) -> dict[str, object]:
-        if not dataclasses.is_dataclass(self):
-            return {}
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, _PLAIN)}
+        return {"algorithm": type(self).__name__, **table}

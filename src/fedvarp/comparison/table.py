@@ -181,17 +181,24 @@ def _speed_up(
     """
     if not baselines or mine is None:
         return None
+    pairs = [_paired(fedavg, theirs, group, mine) for fedavg, theirs in baselines]
+    most = max(len(theirs.rounds) for theirs, _ in pairs)
     # One that got there in every seed goes before one that did not, however short that one was.
-    quickest, theirs = min(
-        baselines, key=lambda one: (one[1].mean_rounds is None, one[1].at_least_rounds)
+    quickest, own = min(
+        (pair for pair in pairs if len(pair[0].rounds) == most),
+        key=lambda pair: (pair[0].mean_rounds is None, pair[0].at_least_rounds),
     )
-    shared = {run.seed for run in group.runs} & {run.seed for run in quickest.runs}
-    if shared:
-        theirs, mine = (
-            reached.of([run.seed in shared for run in runs])
-            for reached, runs in ((theirs, quickest.runs), (mine, group.runs))
-        )
-    return SpeedUp.over(theirs, mine)
+    return SpeedUp.over(quickest, own)
+
+
+def _paired(fedavg: Group, theirs: Reached, group: Group, mine: Reached) -> tuple[Reached, Reached]:
+    shared = {run.seed for run in group.runs} & {run.seed for run in fedavg.runs}
+    if not shared:
+        return theirs, mine
+    return (
+        theirs.of([run.seed in shared for run in fedavg.runs]),
+        mine.of([run.seed in shared for run in group.runs]),
+    )
 
 
 def _row(

@@ -246,7 +246,8 @@ class Federation:
         """A late reply says where its client was, which is no news of one that was seen since."""
         client = self.clients.named(name)
         is_seen = client is not None and client.node is not None
-        is_news = update.round == round or not (is_seen or self.clients.at(update.node))
+        taken = self.clients.at(update.node) is not None or update.node in self.clients.left
+        is_news = update.round == round or not (is_seen or taken)
         return self.clients.meet(name, update.node if is_news else None)
 
     def _refuse_foreign_correction(self, round: int, update: Update, name: str) -> None:

@@ -39,8 +39,9 @@ class RayTrainer:
         local_sgd: What a client does.
         seed: The run's seed.
         num_workers: How many actors, of one CPU each; None: one for each CPU of the cluster.
-        address: Of a cluster that is up ("auto": the one of this machine); None starts one here,
-            on 127.0.0.1. Where Ray is connected already, that connection is used and left open.
+        address: Of a cluster that is up ("auto": the one of this machine); None: that of
+            RAY_ADDRESS, or one that is started here, on 127.0.0.1. Where Ray is connected already,
+            that connection is used and left open.
     """
 
     dataset: FederatedDataset
