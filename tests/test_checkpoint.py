@@ -193,7 +193,7 @@ def test_an_algorithm_that_could_not_take_back_what_it_gives_is_refused(tmp_path
         server = a_server(Forgetful())
         checkpoint.commit(server)  # nothing to remember yet
         one_round(server)
-        with pytest.raises(NotImplementedError, match=r"gives u to be saved, and has no load\(\)"):
+        with pytest.raises(CheckpointError, match=r"gives u to be saved, and has no load\(\)"):
             checkpoint.commit(server)
         checkpoint.restore(a_server(Forgetful()))
 

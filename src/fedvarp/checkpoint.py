@@ -221,7 +221,7 @@ class Checkpoint:
 
 def _refuse_what_cannot_be_taken_back(aggregator: Aggregator) -> None:
     if aggregator.tensors() and type(aggregator).load is Aggregator.load:
-        raise NotImplementedError(
+        raise CheckpointError(
             f"{type(aggregator).__name__} gives {', '.join(aggregator.tensors())} to be saved, and "
             f"has no load() to take them back. Define it, or the run could not be resumed."
         )
