@@ -18,7 +18,7 @@ from fedvarp.comparison import Comparison, Run, compare
 from fedvarp.comparison.formats import Grid, text_of
 from fedvarp.comparison.runs import Floats
 from fedvarp.comparison.table import BASELINE
-from fedvarp.comparison.targets import SpeedUp
+from fedvarp.comparison.targets import SpeedUp, Target
 
 
 def text(arguments: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ def _by_seed(comparison: Comparison) -> Grid:
                 row.group.label,
                 _listed("{}", [run.seed for run in runs]),
                 _listed("{:.1f}", [np.abs(np.diff(curve)).mean() for curve in curves]),
-                _listed("{:.0f}", [_share_above(curve, aim) for curve in curves]),
+                _listed("{:.0f}", [_share_above(run, comparison.target) for run in runs]),
                 _listed("{:+.1f}", [(a - b)[-smooth:].mean() for a, b in pairs]),
                 _listed("{:.0f}", [100 * (a > b)[1:].mean() for a, b in pairs]),
             )
@@ -97,9 +97,9 @@ def _at_common_rounds(one: Run, other: Run) -> tuple[Floats, Floats]:
     return _accuracy(one)[mine], _accuracy(other)[theirs]
 
 
-def _share_above(curve: Floats, target: float) -> float:
+def _share_above(run: Run, target: Target) -> float:
     """Of the evaluations from the first that reaches the target on; NaN where none does."""
-    above = curve >= target
+    above = target.met(run.values(target.metric))
     return float(100 * above[above.argmax() :].mean()) if above.any() else float("nan")
 
 

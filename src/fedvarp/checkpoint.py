@@ -110,7 +110,8 @@ class Checkpoint:
             )
         tables = _tables(server)
         self._refuse_rows_elsewhere(tables)
-        _refuse_what_cannot_be_taken_back(server.aggregator)
+        remembered = dict(server.aggregator.tensors())
+        _refuse_what_cannot_be_taken_back(server.aggregator, remembered)
         extra = dict(tensors or {})
         about = {
             "format": FORMAT,
@@ -118,7 +119,7 @@ class Checkpoint:
             "round": server.round,
             "server": dict(server.describe()),
             "optimizer": _layout(server.optimizer.tensors()),
-            "aggregator": _layout(server.aggregator.tensors()),
+            "aggregator": _layout(remembered),
             "states": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
@@ -126,7 +127,7 @@ class Checkpoint:
         batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
         for name, tensor in server.optimizer.tensors().items():
             batch["state", f"optimizer/{name}"] = tensor
-        for name, tensor in server.aggregator.tensors().items():
+        for name, tensor in remembered.items():
             batch["state", f"aggregator/{name}"] = tensor
         for name, tensor in _beside_rows(server).items():
             batch["state", f"states/{name}"] = tensor
@@ -219,10 +220,12 @@ class Checkpoint:
                 )
 
 
-def _refuse_what_cannot_be_taken_back(aggregator: Aggregator) -> None:
-    if aggregator.tensors() and type(aggregator).load is Aggregator.load:
+def _refuse_what_cannot_be_taken_back(
+    aggregator: Aggregator, remembered: Mapping[str, Tensor]
+) -> None:
+    if remembered and type(aggregator).load is Aggregator.load:
         raise CheckpointError(
-            f"{type(aggregator).__name__} gives {', '.join(aggregator.tensors())} to be saved, and "
+            f"{type(aggregator).__name__} gives {', '.join(remembered)} to be saved, and "
             f"has no load() to take them back. Define it, or the run could not be resumed."
         )
 

@@ -126,7 +126,7 @@ class Diagnosis:
             "measured": self.measured.as_json(),
             "updates": None if self.updates is None else dataclasses.asdict(self.updates),
             "step_errors": _plain(self.step_errors),
-            "step_errors_with_rows": None if with_rows is None else _plain({"": with_rows})[""],
+            "step_errors_with_rows": None if with_rows is None else _plain_one(with_rows),
             "terms": _plain(self.terms(self.client_lr)),
             "allowed_client_lr": dict(self.allowed_lr),
             "terms_at_allowed_lr": _plain(self.terms(self.smallest_allowed_lr)),
@@ -309,9 +309,9 @@ def _terms(name: str, settings: Settings, measured: Measurements, client_lr: flo
 
 
 def _plain(terms: Mapping[str, StepErrors] | Mapping[str, ErrorTerms]) -> dict[str, Any]:
-    return {
-        name: dataclasses.asdict(one)
-        | {"total": one.total}
-        | ({"floor": one.floor} if isinstance(one, ErrorTerms) else {})
-        for name, one in terms.items()
-    }
+    return {name: _plain_one(one) for name, one in terms.items()}
+
+
+def _plain_one(one: StepErrors | ErrorTerms) -> dict[str, Any]:
+    floor = {"floor": one.floor} if isinstance(one, ErrorTerms) else {}
+    return dataclasses.asdict(one) | {"total": one.total} | floor

@@ -247,8 +247,8 @@ def _damage_reported(file: Path) -> Iterator[None]:
 
 def _unreadable(file: Path, reason: lmdb.Error) -> StoreError:
     return StoreError(
-        f"{file} cannot be read: {reason}. It is damaged or not one of ours; nothing in it was "
-        f"changed. {_IF_DAMAGED}"
+        f"{file} cannot be read: {reason}. It is damaged, or not one of ours, and then another "
+        f"folder is the way out; nothing in it was changed. If it is ours: {_IF_DAMAGED}"
     )
 
 
