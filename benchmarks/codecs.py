@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.timing import table
-from fedvarp import SGD, FedVARP, FlatModel, InMemoryStates, LocalSGD, Server
-from fedvarp.client_sampling import UniformSampler
-from fedvarp.client_states import CODECS
+from fedvarp import SGD, FedVARP, FlatModel, LocalSGD, MemoryTable, Server
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import digits
 from fedvarp.models import initialised
+from fedvarp.tables import CODECS
 from fedvarp.trainers import SequentialTrainer
 
 LENET, RESNET = 62_006, 11_173_962
@@ -32,11 +32,11 @@ def measure() -> str:
     )
     sampler = UniformSampler(dataset.num_clients, COHORT, seed=0)
     others = {
-        name: FedVARP(InMemoryStates(dataset.num_clients, model.dim, name))
+        name: FedVARP(MemoryTable(dataset.num_clients, model.dim, name))
         for name, codec in CODECS.items()
         if codec.values == torch.float32
     }
-    states = InMemoryStates(dataset.num_clients, model.dim)
+    states = MemoryTable(dataset.num_clients, model.dim)
     server = Server(model.vector(), FedVARP(states), SGD())
     errors: dict[str, list[float]] = {name: [] for name in others}
     for t in range(ROUNDS):

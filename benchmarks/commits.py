@@ -12,14 +12,14 @@ from benchmarks.timing import interleaved, table
 from fedvarp import (
     SGD,
     Checkpoint,
+    DiskTable,
     FedVARP,
-    InMemoryStates,
-    OnDiskStates,
+    MemoryTable,
     RoundUpdates,
     Server,
     stream,
 )
-from fedvarp.client_states import RowTable
+from fedvarp.tables import RowTable
 
 DIM, COHORT, CLIENTS = 62_006, 5, 250
 
@@ -40,17 +40,17 @@ def a_round(states: RowTable, checkpoint: Checkpoint | None) -> Callable[[], Non
 
 
 def measure(repeats: int = 300) -> str:
-    candidates = {"no checkpoint": a_round(InMemoryStates(CLIENTS, DIM), None)}
-    opened: list[Checkpoint | OnDiskStates] = []
+    candidates = {"no checkpoint": a_round(MemoryTable(CLIENTS, DIM), None)}
+    opened: list[Checkpoint | DiskTable] = []
     with tempfile.TemporaryDirectory() as folder:
         for fsync in (False, True):
             wait = "fsync" if fsync else "no fsync"
             place = Path(folder) / wait
             in_memory = Checkpoint(place / "memory", fsync=fsync)
-            on_disk = OnDiskStates(place / "disk", CLIENTS, DIM, fsync=fsync)
+            on_disk = DiskTable(place / "disk", CLIENTS, DIM, fsync=fsync)
             beside = Checkpoint(place / "disk", fsync=fsync)
             opened += [in_memory, on_disk, beside]
-            candidates[f"rows in memory, {wait}"] = a_round(InMemoryStates(CLIENTS, DIM), in_memory)
+            candidates[f"rows in memory, {wait}"] = a_round(MemoryTable(CLIENTS, DIM), in_memory)
             candidates[f"rows on disk, {wait}"] = a_round(on_disk, beside)
         seconds = interleaved(candidates, repeats)
         for one in opened:

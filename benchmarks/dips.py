@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedvarp.comparison.formats import Grid, text_of
-from fedvarp.comparison.runs import Floats, Run
+from fedvarp.analysis.formats import Grid, text_of
+from fedvarp.analysis.runs import Floats, Run
 
 
 def text(arguments: Sequence[str]) -> str:

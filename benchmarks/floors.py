@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.noisy_quadratics import NoisyQuadratics
 from benchmarks.timing import table
-from fedvarp.comparison.looks import LOOKS
+from fedvarp.analysis.styles import LOOKS
 from fedvarp.theory import conditions, sampling_variance
 
 NUM_CLIENTS, NUM_CLUSTERS, NUM_STEPS = 20, 5, 1

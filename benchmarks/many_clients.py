@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import interleaved, table
-from fedvarp import SGD, FedVARP, InMemoryStates, RoundUpdates, Server, stream
+from fedvarp import SGD, FedVARP, MemoryTable, RoundUpdates, Server, stream
 
 DIM, COHORT = 62_006, 5
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -23,7 +23,7 @@ def resident_mb() -> float:
 
 def a_round(num_clients: int) -> Callable[[], None]:
     """A server for that many clients of whom a hundred ever take part, and its next round."""
-    server = Server(torch.zeros(DIM), FedVARP(InMemoryStates(num_clients, DIM)), SGD())
+    server = Server(torch.zeros(DIM), FedVARP(MemoryTable(num_clients, DIM)), SGD())
     ones = torch.ones(COHORT, dtype=torch.int64)
     deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
     seen = torch.randperm(num_clients, generator=stream(0, "seen"))[:100].view(-1, COHORT)
@@ -53,7 +53,7 @@ def measure(repeats: int = 400) -> str:
 
 def memory_of_rows() -> str:
     """Resident memory as rows are written; in a process of its own, where nothing else moves it."""
-    states = InMemoryStates(1_000_000, DIM)
+    states = MemoryTable(1_000_000, DIM)
     states.put(torch.tensor([0]), torch.ones(1, DIM))
     first = resident_mb()
     rows = []

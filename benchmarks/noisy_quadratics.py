@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedvarp import SGD, Broadcast, RoundUpdates, Server, stream
-from fedvarp.algorithms.by_name import TableSettings, make_algorithm
-from fedvarp.client_sampling import UniformSampler
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import quadratics
 
 

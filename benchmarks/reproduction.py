@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from benchmarks import steadiness
 from benchmarks.contestant import ROOT
-from fedvarp.cli import app
+from fedvarp.cli.app import app
 
 _STEADINESS: Final = ["python", "-m", "benchmarks.steadiness"]
 PAGE: Final = ROOT / "docs" / "reproduction.md"

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedvarp.comparison import Comparison, Run, compare
-from fedvarp.comparison.formats import Grid, text_of
-from fedvarp.comparison.runs import Floats
-from fedvarp.comparison.table import BASELINE
-from fedvarp.comparison.targets import SpeedUp, Target
+from fedvarp.analysis import Comparison, Run, compare
+from fedvarp.analysis.comparison import BASELINE
+from fedvarp.analysis.formats import Grid, text_of
+from fedvarp.analysis.runs import Floats
+from fedvarp.analysis.targets import SpeedUp, Target
 
 
 def text(arguments: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from fedvarp import (
     Broadcast,
     FedAvg,
     FedVARP,
-    InMemoryStates,
+    MemoryTable,
     RoundUpdates,
     Scaffold,
     Server,
@@ -70,8 +70,8 @@ def excess_losses(aggregator: Aggregator) -> list[float]:
 def main() -> None:
     """Prints the table."""
 
-    def rows(count: int) -> InMemoryStates:
-        return InMemoryStates(num_clients=count, dim=DIM)
+    def rows(count: int) -> MemoryTable:
+        return MemoryTable(num_clients=count, dim=DIM)
 
     algorithms: dict[str, tuple[int, Callable[[], Aggregator]]] = {
         "FedAvg": (0, FedAvg),

@@ -12,15 +12,15 @@ import torch
 from fedvarp import (
     MIFA,
     Aggregator,
-    ClientStates,
+    ClientTable,
+    ClusteredTable,
+    DiskTable,
     FedAvg,
     FedVARP,
-    InMemoryStates,
-    OnDiskStates,
+    MemoryTable,
     Scaffold,
-    SharedByCluster,
 )
-from fedvarp.client_states import CODECS, RowTable
+from fedvarp.tables import CODECS, RowTable
 
 PLACES = ["memory", "disk"]
 TABLES = ["memory", "disk", "clusters in memory", "clusters on disk"]
@@ -30,27 +30,27 @@ ALGORITHMS = ["FedAvg", "FedVARP", "ClusterFedVARP", "MIFA", "Scaffold"]
 
 def rows_in(place: str, folder: Path, num_clients: int, dim: int, codec: str) -> RowTable:
     if place == "memory":
-        return InMemoryStates(num_clients, dim, codec)
-    return OnDiskStates(folder, num_clients, dim, codec, fsync=False)
+        return MemoryTable(num_clients, dim, codec)
+    return DiskTable(folder, num_clients, dim, codec, fsync=False)
 
 
-def close(states: ClientStates | None) -> None:
+def close(states: ClientTable | None) -> None:
     for table in () if states is None else states.tables():
-        if isinstance(table, OnDiskStates):
+        if isinstance(table, DiskTable):
             table.close()
 
 
-def table_in(table: str, folder: Path, num_clients: int, dim: int, codec: str) -> ClientStates:
+def table_in(table: str, folder: Path, num_clients: int, dim: int, codec: str) -> ClientTable:
     if table in PLACES:
         return rows_in(table, folder, num_clients, dim, codec)
     place = "memory" if table == "clusters in memory" else "disk"
     num_clusters = -(-num_clients // 3)
     clusters = torch.arange(num_clients) % num_clusters
-    return SharedByCluster(clusters, rows_in(place, folder, num_clusters, dim, codec))
+    return ClusteredTable(clusters, rows_in(place, folder, num_clusters, dim, codec))
 
 
 @contextlib.contextmanager
-def table_of(table: str, num_clients: int, dim: int, codec: str) -> Iterator[ClientStates]:
+def table_of(table: str, num_clients: int, dim: int, codec: str) -> Iterator[ClientTable]:
     with tempfile.TemporaryDirectory() as folder:
         states = table_in(table, Path(folder), num_clients, dim, codec)
         try:
@@ -67,6 +67,6 @@ def algorithm_in(
     if algorithm == "ClusterFedVARP":
         clusters = "clusters in memory" if place == "memory" else "clusters on disk"
         return FedVARP(table_in(clusters, folder, num_clients, dim, codec))
-    kinds: dict[str, Callable[[ClientStates], Aggregator]]
+    kinds: dict[str, Callable[[ClientTable], Aggregator]]
     kinds = {"FedVARP": FedVARP, "MIFA": MIFA, "Scaffold": Scaffold}
     return kinds[algorithm](rows_in(place, folder, num_clients, dim, codec))

@@ -9,7 +9,7 @@ from typing import Any
 from fedvarp import LocalSGD, simulate
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.run_directory import Journal, RunDirectory
+from fedvarp.runs.directory import Journal, RunDirectory
 
 EVALUATE_EVERY = 10
 

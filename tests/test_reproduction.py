@@ -11,9 +11,9 @@ import pytest
 from benchmarks.contestant import ROOT
 from benchmarks.reproduction import PAGE, commands, renewed, run
 
-from fedvarp.config_files import load_settings
-from fedvarp.run_directory import RunDirectory
-from fedvarp.sweep import Grid
+from fedvarp.experiments.files import load_settings
+from fedvarp.experiments.sweep import Grid
+from fedvarp.runs.directory import RunDirectory
 
 TEXT = PAGE.read_text()
 

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from fedvarp import FlatModel, LocalSGD, simulate
 from fedvarp.data import FederatedDataset
-from fedvarp.trainers.on_ray import RayTrainer
+from fedvarp.trainers.ray import RayTrainer
 
 SIZES = torch.tensor([3, 17, 5, 9, 30, 4])
 DIVERGES, TROUBLED = 2, 4

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedvarp import ClientStates
+from fedvarp import ClientTable
 from fedvarp.flower import answer_identity
 from flower.in_process import InProcessGrid
 
@@ -64,8 +64,8 @@ def run(strategy: Any, grid: InProcessGrid, rounds: int, **more: Any) -> Any:
     return strategy.start(grid, w0(), num_rounds=rounds, timeout=1.0, **more)
 
 
-def table(strategy: Any) -> ClientStates:
-    states: ClientStates = strategy.server.aggregator.states
+def table(strategy: Any) -> ClientTable:
+    states: ClientTable = strategy.server.aggregator.states
     return states
 
 

@@ -107,7 +107,7 @@ class NoFlower:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, NoFlower())
-import fedvarp, fedvarp.cli
+import fedvarp, fedvarp.cli.app
 assert not any(name.split(".")[0] == "flwr" for name in sys.modules)
 try:
     import fedvarp.flower

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvarp.client_sampling import UniformSampler
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from fedvarp.flower.identity import Identities, name_order, reported
 from fedvarp.flower.sampling import Candidate, candidates, draw

@@ -22,7 +22,7 @@ from fedvarp import (
     Aggregator,
     FedAvg,
     FedVARP,
-    InMemoryStates,
+    MemoryTable,
     Momentum,
     RoundUpdates,
     Scaffold,
@@ -30,7 +30,7 @@ from fedvarp import (
     cluster_fedvarp,
     stream,
 )
-from fedvarp.client_states import CODECS
+from fedvarp.tables import CODECS
 from quadratics import Quadratics
 
 N, M, D, ROUNDS = 12, 4, 6, 60
@@ -74,8 +74,8 @@ def run(aggregator: Aggregator, problem: Quadratics, size: int = M) -> Tensor:
     return iterates(Server(torch.zeros_like(problem.centres[0]), aggregator, SGD()), problem, size)
 
 
-def table(codec: str = "float64", num_clients: int = N) -> InMemoryStates:
-    return InMemoryStates(num_clients, D, codec)
+def table(codec: str = "float64", num_clients: int = N) -> MemoryTable:
+    return MemoryTable(num_clients, D, codec)
 
 
 # Identities between the algorithms
@@ -211,7 +211,7 @@ def test_the_direction_is_unbiased_whatever_the_table_holds(table: str, codec: s
 def test_mifas_bias_is_what_algebra_says() -> None:
     """A client is in the cohort with probability m/n; else its old row counts: E[v] is a mix."""
     deltas, history = deltas_and_history("float64")
-    mifa = MIFA(InMemoryStates(n, D, "float64"))
+    mifa = MIFA(MemoryTable(n, D, "float64"))
     mifa.y.put(torch.arange(4), history[:4])
     y = mifa.y.get(torch.arange(n))
     bias = expected_direction(mifa, deltas) - deltas.mean(0)
@@ -226,9 +226,9 @@ def test_the_variance_is_lemma_4s(algorithm: str) -> None:
     aggregator: Aggregator = FedAvg()
     x = deltas
     if algorithm != "FedAvg":
-        varp = FedVARP(InMemoryStates(n, D, "float64"))
+        varp = FedVARP(MemoryTable(n, D, "float64"))
         if algorithm == "ClusterFedVARP":
-            varp = cluster_fedvarp(torch.arange(n) % 2, InMemoryStates(2, D, "float64"))
+            varp = cluster_fedvarp(torch.arange(n) % 2, MemoryTable(2, D, "float64"))
         varp.y.put(torch.arange(n), history)
         aggregator, x = varp, deltas - varp.y.get(torch.arange(n))
     squares = [
@@ -253,9 +253,9 @@ def test_any_sampling_and_any_client_weights_stay_unbiased(algorithm: str, objec
 
     aggregator: Aggregator = FedAvg()
     if algorithm == "FedVARP":
-        varp = FedVARP(InMemoryStates(n, D, "float64", client_weights=p))
+        varp = FedVARP(MemoryTable(n, D, "float64", client_weights=p))
     elif algorithm == "ClusterFedVARP":
-        varp = cluster_fedvarp(torch.arange(n) % 2, InMemoryStates(2, D, "float64"), p)
+        varp = cluster_fedvarp(torch.arange(n) % 2, MemoryTable(2, D, "float64"), p)
     if algorithm != "FedAvg":
         varp.y.put(torch.arange(4), history[:4])
         aggregator = varp

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import registry
-from fedvarp import ClientStates, InMemoryStates, RoundUpdates, SharedByCluster, stream, stretches
-from fedvarp.client_states import CODECS
+from fedvarp import ClientTable, ClusteredTable, MemoryTable, RoundUpdates, stream
+from fedvarp.tables import CODECS, blocks
 
 N, D = 7, 300  # 300 numbers: one whole block of the int8 codec and a part of one
 
@@ -20,7 +20,7 @@ every_table = pytest.mark.parametrize("table", registry.TABLES)
 every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
 
 
-def rows_like(states: ClientStates, count: int, seed: int, size: float = 1.0) -> Tensor:
+def rows_like(states: ClientTable, count: int, seed: int, size: float = 1.0) -> Tensor:
     generator = stream(seed, "rows")
     return size * torch.randn(count, states.dim, generator=generator, dtype=states.values)
 
@@ -30,11 +30,11 @@ def updates_for(clients: list[int], deltas: Tensor, weights: Tensor | None = Non
     return RoundUpdates(torch.tensor(clients), deltas, ones, ones, scale=1.0, weights=weights)
 
 
-def everyone(states: ClientStates) -> Tensor:
+def everyone(states: ClientTable) -> Tensor:
     return states.get(torch.arange(states.num_clients))
 
 
-def assert_law(states: ClientStates) -> None:
+def assert_law(states: ClientTable) -> None:
     """mean() is the mean of what get() gives, to float32's last digits of the largest row."""
     rows = everyone(states).double()
     tolerance = 3e-7 * float(rows.abs().max()) + 1e-44
@@ -78,7 +78,7 @@ def test_an_enormous_row_that_comes_and_goes_takes_nothing_with_it(table: str) -
 
 
 def test_an_outlier_that_retreats_step_by_step_takes_nothing_with_it() -> None:
-    states = InMemoryStates(N, D)
+    states = MemoryTable(N, D)
     states.put(torch.arange(N), rows_like(states, N, seed=0))
     for size in (1e17, 1e12, 1e8, 1e4, 1.0):
         states.put(torch.tensor([2]), rows_like(states, 1, seed=int(size), size=size))
@@ -89,14 +89,14 @@ def test_an_outlier_that_stays_is_not_summed_up_again_every_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     afresh: list[int] = []
-    make = InMemoryStates._sum_afresh
+    make = MemoryTable._sum_afresh
 
-    def counting(self: InMemoryStates) -> None:
+    def counting(self: MemoryTable) -> None:
         afresh.append(1)
         make(self)
 
-    monkeypatch.setattr(InMemoryStates, "_sum_afresh", counting)
-    states = InMemoryStates(N, D)
+    monkeypatch.setattr(MemoryTable, "_sum_afresh", counting)
+    states = MemoryTable(N, D)
     states.put(torch.tensor([0, 1]), rows_like(states, 2, seed=0, size=1e20))
     for t in range(40):
         states.put(torch.tensor([2 + t % 5]), rows_like(states, 1, seed=t))
@@ -112,7 +112,7 @@ def test_a_sum_made_afresh_does_not_depend_on_the_order_rows_came_in() -> None:
     rows = sizes * torch.randn(13, D, generator=stream(0, "r"), dtype=torch.float64)
     means = []
     for order in (range(13), [10, 3, 12, 0, 7, 1, 11, 2, 9, 4, 8, 6, 5]):
-        states = InMemoryStates(13, D, "float64")
+        states = MemoryTable(13, D, "float64")
         for i in order:
             states.put(torch.tensor([i]), rows[i : i + 1])
         states._sum_afresh()
@@ -125,10 +125,10 @@ def test_a_sum_made_afresh_does_not_depend_on_the_order_rows_came_in() -> None:
 def test_rows_longer_than_a_stretch_are_the_same_row(
     table: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four stretches of 256 and a bit, against one: the seams must not show."""
+    """Four blocks of 256 and a bit, against one: the seams must not show."""
 
     def run(stretch: int) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(stretches, "STRETCH", stretch)
+        monkeypatch.setattr(blocks, "BLOCK", stretch)
         with registry.table_of(table, N, 1100, codec) as states:
             w = torch.zeros(1100, dtype=states.values)
             for t in range(3):
@@ -143,13 +143,13 @@ def test_rows_longer_than_a_stretch_are_the_same_row(
 
 
 def test_a_stretch_is_whole_blocks_of_every_codec() -> None:
-    assert all(stretches.STRETCH % codec.block == 0 for codec in CODECS.values())
+    assert all(blocks.BLOCK % codec.block == 0 for codec in CODECS.values())
 
 
 def test_each_cluster_gets_its_own_rows() -> None:
     """Clients in order, clusters out of order: a cycle of three, which is not its own inverse."""
     rows = torch.tensor([[10.0], [20.0], [30.0]])
-    states = SharedByCluster(torch.tensor([1, 2, 0]), InMemoryStates(3, 1))
+    states = ClusteredTable(torch.tensor([1, 2, 0]), MemoryTable(3, 1))
     states.put(torch.arange(3), rows)
     assert torch.equal(everyone(states), rows)
     w = torch.zeros(1)
@@ -180,7 +180,7 @@ def test_the_sum_does_not_drift_over_many_puts(table: str) -> None:
 @every_codec
 @every_table
 def test_exchange_is_the_papers_lines(table: str, codec: str) -> None:
-    """One pass against `ClientStates.exchange`: rows bit for bit, the model to rounding."""
+    """One pass against `ClientTable.exchange`: rows bit for bit, the model to rounding."""
     weights = torch.tensor([0.1, 0.5, 0.3, 0.2], dtype=torch.float64)
     for use_weights, clients in itertools.product([False, True], [[0, 2, 3, 6], [0, 1, 2, 5]]):
         with (
@@ -193,7 +193,7 @@ def test_exchange_is_the_papers_lines(table: str, codec: str) -> None:
             updates = updates_for(clients, deltas, weights if use_weights else None)
             found, expected = rows_like(fast, 2, seed=2)[[0, 0]]
             fast.exchange(updates, found, rate=0.7)
-            ClientStates.exchange(plain, updates, expected, rate=0.7)
+            ClientTable.exchange(plain, updates, expected, rate=0.7)
             torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
             assert torch.equal(everyone(fast), everyone(plain))
             assert torch.equal(fast.mean(), plain.mean())
@@ -231,13 +231,13 @@ def block_maximum(rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("codec", ["bfloat16", "float16", "int8"])
 def test_numbers_too_large_for_the_codec_are_clipped_not_infinite(codec: str) -> None:
-    states = InMemoryStates(2, 3, codec)
+    states = MemoryTable(2, 3, codec)
     states.put(torch.tensor([0]), torch.tensor([[3.4e38, -3.4e38, 1.0]]))
     assert states.get(torch.tensor([0])).isfinite().all()
     assert_law(states)
 
 
-def bad_puts(states: ClientStates) -> dict[str, tuple[Tensor, Tensor]]:
+def bad_puts(states: ClientTable) -> dict[str, tuple[Tensor, Tensor]]:
     good = rows_like(states, 2, seed=9)
     clients = torch.tensor([1, 4])
     nan, inf = good.clone(), good.clone()
@@ -286,7 +286,7 @@ def test_what_get_and_mean_return_is_a_copy(table: str) -> None:
 
 @every_codec
 def test_rows_take_memory_only_once_written(codec: str) -> None:
-    states = InMemoryStates(num_clients=1_000_000, dim=D, dtype=codec)
+    states = MemoryTable(num_clients=1_000_000, dim=D, dtype=codec)
     empty = states.num_bytes
     states.put(torch.tensor([5, 999_999]), rows_like(states, 2, seed=0))
     states.put(torch.tensor([5]), rows_like(states, 1, seed=1))
@@ -309,7 +309,7 @@ def test_clients_that_join_later_start_at_zero(place: str) -> None:
 @pytest.mark.parametrize("place", ["clusters in memory", "clusters on disk"])
 def test_clients_that_join_a_cluster_share_its_row(place: str) -> None:
     with registry.table_of(place, N, D, "float32") as states:
-        assert isinstance(states, SharedByCluster)
+        assert isinstance(states, ClusteredTable)
         states.put(torch.arange(N), rows_like(states, N, seed=0))
         assert states.add_clients(torch.tensor([1, 1])) == range(N, N + 2)
         assert torch.equal(everyone(states)[-1], everyone(states)[1])
@@ -320,7 +320,7 @@ def test_a_heavy_client_heals_too() -> None:
     """An outlier counts with its weight: 2e11 · 1e6 among rows of size 1."""
     weights = torch.ones(N)
     weights[2] = 1e6
-    states = InMemoryStates(N, D, client_weights=weights)
+    states = MemoryTable(N, D, client_weights=weights)
     for size in (1.0, 2e11, 1e-6):
         states.put(torch.arange(N), rows_like(states, N, seed=0))
         states.put(torch.tensor([2]), rows_like(states, 1, seed=1, size=size))
@@ -331,7 +331,7 @@ def test_a_heavy_client_heals_too() -> None:
 @every_codec
 def test_unequal_client_weights_weigh_the_mean(codec: str) -> None:
     weights = torch.tensor([1.0, 2.0, 0.0, 4.0])
-    states = InMemoryStates(4, D, codec, client_weights=weights)
+    states = MemoryTable(4, D, codec, client_weights=weights)
     for seed in range(3):
         states.put(torch.tensor([0, seed + 1]), rows_like(states, 2, seed=seed))
     expected = weights.double() @ everyone(states).double() / 7
@@ -341,23 +341,23 @@ def test_unequal_client_weights_weigh_the_mean(codec: str) -> None:
 @pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 0.0], [1.0], [1.0, float("nan")]])
 def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="Row weights"):
-        InMemoryStates(2, D, client_weights=torch.tensor(weights))
+        MemoryTable(2, D, client_weights=torch.tensor(weights))
 
 
 def test_weights_of_another_number_of_clients_are_refused() -> None:
     with pytest.raises(ValueError, match="one weight a client"):
-        SharedByCluster(torch.tensor([0, 1]), InMemoryStates(2, D), torch.ones(3))
+        ClusteredTable(torch.tensor([0, 1]), MemoryTable(2, D), torch.ones(3))
 
 
 def test_nobody_is_let_in_backwards() -> None:
     with pytest.raises(ValueError, match="at least one client"):
-        InMemoryStates(5, D).add_clients(-2)
+        MemoryTable(5, D).add_clients(-2)
 
 
 def test_tables_keep_their_own_copy_of_clusters_and_weights() -> None:
     clusters, weights = torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.float64)
-    shared = SharedByCluster(clusters, InMemoryStates(2, D))
-    plain = InMemoryStates(3, D, client_weights=weights)
+    shared = ClusteredTable(clusters, MemoryTable(2, D))
+    plain = MemoryTable(3, D, client_weights=weights)
     clusters.fill_(1)
     weights.fill_(0.5)
     for states in (shared, plain):
@@ -368,11 +368,11 @@ def test_tables_keep_their_own_copy_of_clusters_and_weights() -> None:
 
 def test_a_codec_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"'int4'.*float64, float32, bfloat16, float16, int8"):
-        InMemoryStates(2, D, "int4")
+        MemoryTable(2, D, "int4")
     assert set(registry.CODEC_NAMES) == set(CODECS)
 
 
 @pytest.mark.parametrize("clusters", [[0, 3], [-1, 0], []])
 def test_clusters_outside_the_table_are_refused(clusters: list[int]) -> None:
     with pytest.raises(ValueError, match="cluster_of"):
-        SharedByCluster(torch.tensor(clusters, dtype=torch.int64), InMemoryStates(3, D))
+        ClusteredTable(torch.tensor(clusters, dtype=torch.int64), MemoryTable(3, D))

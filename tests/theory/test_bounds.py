@@ -18,7 +18,7 @@ from torch import Tensor
 from fedvarp import Broadcast, FlatModel, LocalSGD, Server, simulate
 from fedvarp.data import quadratics
 from fedvarp.models import Quadratic, quadratic_loss
-from fedvarp.round_loop import Record
+from fedvarp.simulation.round_loop import Record
 from fedvarp.theory import ErrorTerms, conditions, error_terms
 
 ALGORITHMS = ["fedavg", "fedvarp", "cluster_fedvarp"]

@@ -15,7 +15,7 @@ def test_fedavg_scales_with_heterogeneity_and_participation() -> None:
     """Floor ∝ (N − M)/(M (N − 1)) σ_g².
 
     ‖w − optimum‖² has about 19 degrees of freedom over the copies and 1400 · 2 · 0.018 = 50
-    independent stretches of rounds, hence a standard error of √(2/19/50) = 4.6 % at each M; the
+    independent blocks of rounds, hence a standard error of √(2/19/50) = 4.6 % at each M; the
     points of one M share their cohorts. The slope's is then 0.046 · 3 · √(4 · 1.8)/(12 · 5.3) =
     0.006, with the spread of log x: 1.8 from M, 5.3 in all. Gradient noise lifts the lowest point
     by 15 %, which lowers the slope by 0.01. Four standard errors and that make 0.035.

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.clients.gradients import ClientGradients, noise_factor, steps_of
+from fedvarp.clients.spread import Spread
+from fedvarp.clusters.sketch import Sketch
 from fedvarp.data import FederatedDataset, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
 from fedvarp.theory import estimators
-from fedvarp.theory.client_gradients import ClientGradients, noise_factor, steps_of
 from fedvarp.theory.measurements import Measurements, measure
-from fedvarp.theory.sketch import Sketch
-from fedvarp.theory.spread import Spread
 
 SEEDS = 300
 SGD5 = LocalSGD(lr=0.1, batch_size=5, epochs=1)

@@ -11,9 +11,9 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 
 from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import from_tensors, quadratics
 from fedvarp.models import CharGRU, Quadratic, initialised, quadratic_loss
-from fedvarp.theory.client_gradients import ClientGradients
 from fedvarp.theory.smoothness import (
     gradient_difference,
     hessian_product,

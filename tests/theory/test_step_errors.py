@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import Quadratics, from_tensors, quadratics
 from fedvarp.models import Quadratic, quadratic_loss
-from fedvarp.theory.client_gradients import ClientGradients
 from fedvarp.theory.step_errors import UpdateSpread, measure_updates
 
 N, DIM = 20, 10

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
-from fedvarp.config_files import load_settings
+from fedvarp.clients.evaluation import Evaluator
 from fedvarp.data import FederatedDataset
-from fedvarp.evaluation import Evaluator
-from fedvarp.experiment import build
-from fedvarp.resuming import resume
-from fedvarp.run_directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.experiments.build import build
+from fedvarp.experiments.files import load_settings
+from fedvarp.experiments.resuming import resume
+from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.by_name import TrainerParts, make_trainer
+from fedvarp.trainers.registry import TrainerParts, make_trainer
 
 CLIENTS = torch.arange(3)
 Change = Callable[[RoundUpdates], RoundUpdates]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
+from fedvarp.clients.local_sgd import Loss
+from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset
-from fedvarp.learning_rates import Exponential
-from fedvarp.local_sgd import Loss
 from fedvarp.trainers import ParallelTrainer, SequentialTrainer, VectorisedTrainer
 
 SIZES = [7, 1, 12, 4, 9]

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvarp.parent_death import signal_when_orphaned
-from fedvarp.trainers.board import Board
+from fedvarp.processes import signal_when_orphaned
+from fedvarp.trainers.shared_memory import Board
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 
 PATIENCE = 30.0  # seconds that a process may take to go

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, stream
-from fedvarp.cores import CORES_VARIABLE
+from fedvarp.clients.evaluation import Evaluator
 from fedvarp.data import FederatedDataset
-from fedvarp.evaluation import Evaluator
-from fedvarp.trainers import ParallelTrainer, SequentialTrainer, on_ray
-from fedvarp.trainers.on_ray import RayTrainer
+from fedvarp.processes import CORES_VARIABLE
+from fedvarp.trainers import ParallelTrainer, SequentialTrainer
+from fedvarp.trainers import ray as on_ray
+from fedvarp.trainers.ray import RayTrainer
 
 SIZES = [7, 1, 12, 4, 9]
 FEATURES, CLASSES = 5, 3

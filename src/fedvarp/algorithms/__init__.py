@@ -9,10 +9,6 @@
 | Scaffold        | average(Δ_S)                      | put(S, Δ_S − (mean() − get(S)))           |
 """
 
-from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.algorithms.fedavg import FedAvg
-from fedvarp.algorithms.fedvarp import FedVARP, cluster_fedvarp
-from fedvarp.algorithms.mifa import MIFA
-from fedvarp.algorithms.scaffold import Scaffold
+import lazy_loader
 
-__all__ = ["MIFA", "Aggregator", "FedAvg", "FedVARP", "Scaffold", "cluster_fedvarp"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

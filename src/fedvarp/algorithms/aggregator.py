@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedvarp.client_states import ClientStates
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server_optimizers import ServerOptimizer
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.tables import ClientTable
 
 
 class Aggregator(ABC):
@@ -56,7 +56,7 @@ class Aggregator(ABC):
         return False
 
     @property
-    def states(self) -> ClientStates | None:
+    def states(self) -> ClientTable | None:
         """The table of client states, saved by checkpoints; None if the algorithm has none."""
         return None
 

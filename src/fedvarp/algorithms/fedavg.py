@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.round_updates import RoundUpdates
+from fedvarp.algorithms.round_updates import RoundUpdates
 
 
 @dataclass

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.client_states import ClientStates, RowTable, SharedByCluster
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server_optimizers import ServerOptimizer
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.tables import ClientTable, ClusteredTable, RowTable
 
 
 @dataclass(eq=False)
 class FedVARP(Aggregator):
     """Algorithm 2. The server replays each absent client's latest update (SAGA over clients)."""
 
-    y: ClientStates
+    y: ClientTable
     _v: Tensor | None = field(default=None, init=False, repr=False)  # memory to write v into
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
@@ -42,7 +42,7 @@ class FedVARP(Aggregator):
         return True
 
     @property
-    def states(self) -> ClientStates:
+    def states(self) -> ClientTable:
         """y_1 … y_N."""
         return self.y
 
@@ -57,4 +57,4 @@ def cluster_fedvarp(
         states: A table with K rows.
         client_weights: (N,) weights of the clients' objectives; None for 1/N each.
     """
-    return FedVARP(y=SharedByCluster(cluster_of, states, client_weights))
+    return FedVARP(y=ClusteredTable(cluster_of, states, client_weights))

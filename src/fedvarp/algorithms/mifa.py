@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.client_states import ClientStates
-from fedvarp.round_updates import RoundUpdates
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.tables import ClientTable
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class MIFA(Aggregator):
     first been seen, v is biased towards zero.
     """
 
-    y: ClientStates
+    y: ClientTable
     _v: Tensor | None = field(default=None, init=False, repr=False)  # memory to write v into
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
@@ -34,6 +34,6 @@ class MIFA(Aggregator):
         return True
 
     @property
-    def states(self) -> ClientStates:
+    def states(self) -> ClientTable:
         """y_1 … y_N."""
         return self.y

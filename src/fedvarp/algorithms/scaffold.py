@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.client_states import ClientStates
-from fedvarp.round_updates import RoundUpdates
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.tables import ClientTable
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class Scaffold(Aggregator):
     vectors_down: ClassVar[int] = 2  # w and c, as the textbook sends them
     vectors_up: ClassVar[int] = 2  # the changes of w and c_i
 
-    c: ClientStates
+    c: ClientTable
 
     def corrections(self, clients: Tensor) -> Tensor:
         """c − c_i, (M, d), for the local gradients of these clients."""
@@ -41,6 +41,6 @@ class Scaffold(Aggregator):
         return updates.average(delta)
 
     @property
-    def states(self) -> ClientStates:
+    def states(self) -> ClientTable:
         """c_1 … c_N."""
         return self.c

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from torch import Tensor
 
-from fedvarp.stretches import stretches
+from fedvarp.tables.blocks import blocks
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
 _VERSION_1: Final = b"\x93NUMPY\x01\x00"
@@ -133,7 +133,7 @@ class Layout:
         for slot in self.parameters:
             theirs = _flat(arrays[slot.name], slot)
             ours, difference = slot.part(w).numpy(), slot.part(out).numpy()
-            for here in stretches(slot.size):
+            for here in blocks(slot.size):
                 part = difference[here]
                 with np.errstate(all="ignore"):  # NaN and infinity show in the extremes
                     np.subtract(ours[here], theirs[here], out=part, casting="same_kind")

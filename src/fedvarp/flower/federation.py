@@ -10,9 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
-from fedvarp.checkpoint import Checkpoint
-from fedvarp.client_states import RowTable, SharedByCluster
-from fedvarp.flat_model import average_buffers
+from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
 from fedvarp.flower.identity import Client, Identities, name_of_node, name_order, told_name
@@ -20,9 +18,11 @@ from fedvarp.flower.letters import Letters
 from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.sampling import Candidate
 from fedvarp.flower.units import Units
-from fedvarp.magnitudes import Magnitudes
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast, Server
+from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.server.flat_model import average_buffers
+from fedvarp.server.server import Broadcast, Server
+from fedvarp.tables import ClusteredTable, RowTable
+from fedvarp.tables.largest_entries import Magnitudes
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Federation:
         wanted = max(self.least_clients, num_online, len(self.clients))
         self.grow(wanted)
         states = self.server.aggregator.states
-        if isinstance(states, SharedByCluster | RowTable) and wanted < states.num_clients:
+        if isinstance(states, ClusteredTable | RowTable) and wanted < states.num_clients:
             states.drop_clients(states.num_clients - wanted)
 
     def grow(self, num_clients: int) -> None:
@@ -88,7 +88,7 @@ class Federation:
         if states is None or num_clients <= states.num_clients:
             return
         more = num_clients - states.num_clients
-        if isinstance(states, SharedByCluster):
+        if isinstance(states, ClusteredTable):
             states.add_clients(torch.zeros(more, dtype=torch.int64))
         elif isinstance(states, RowTable):
             states.add_clients(more)
@@ -99,7 +99,7 @@ class Federation:
         states = self.server.aggregator.states
         if self.clusters is None or label is None or client.cluster == label:
             return
-        assert isinstance(states, SharedByCluster)
+        assert isinstance(states, ClusteredTable)
         number = self.clusters.number_of(label)
         states.move(torch.tensor([client.row]), torch.tensor([number]))
         client.cluster = label

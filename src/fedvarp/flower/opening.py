@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 from flwr.app import ArrayRecord
 
 from fedvarp.algorithms import Aggregator, cluster_fedvarp
-from fedvarp.algorithms.by_name import TableSettings, make_algorithm
-from fedvarp.checkpoint import Checkpoint, CheckpointError
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
 from fedvarp.flower.federation import Federation
 from fedvarp.flower.identity import Identities, name_order
 from fedvarp.flower.replies import ReplyReader
 from fedvarp.flower.units import Units
-from fedvarp.server import Server
-from fedvarp.server_optimizers import SGD
+from fedvarp.server.checkpoint import Checkpoint, CheckpointError
+from fedvarp.server.optimizers import SGD
+from fedvarp.server.server import Server
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
-from fedvarp.magnitudes import LARGEST_MAGNITUDE
+from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
 
 NUM_EXAMPLES: Final = "num-examples"
 NUM_STEPS: Final = "num-steps"

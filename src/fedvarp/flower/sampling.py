@@ -1,6 +1,6 @@
 """Who is asked in a round: drawn by name, so that the same seed gives the same cohorts.
 
-The draw is that of `fedvarp.client_sampling.UniformSampler` over the clients in the order of their
+The draw is that of `fedvarp.clients.sampling.UniformSampler` over the clients in the order of their
 names; Flower's node ids have no say in it. With everybody known and online the cohorts are those of
 `fedvarp.simulate`.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedvarp.client_sampling import random_subset
+from fedvarp.clients.sampling import random_subset
 from fedvarp.flower.identity import Identities, name_of_node
 from fedvarp.randomness import stream
 

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedvarp.client_states.codecs import codec_named
 from fedvarp.flower.clusters import ClusterSource
 from fedvarp.flower.metrics import MetricsAggregator
 from fedvarp.flower.sampling import WhenOffline
-from fedvarp.server_optimizers import ServerOptimizer
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.tables.codecs import codec_named
 
 Weighting = Literal["uniform", "examples"]
 

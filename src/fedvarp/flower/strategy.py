@@ -25,7 +25,7 @@ from fedvarp.flower.replies import NUM_EXAMPLES, RefusedReplyError, examples_in,
 from fedvarp.flower.reporting import Reporter
 from fedvarp.flower.sampling import candidates, draw
 from fedvarp.flower.settings import StrategySettings
-from fedvarp.server import Server
+from fedvarp.server.server import Server
 
 _ASK_TIMEOUT: Final = 60.0  # seconds for clients to say who they are
 _LOOK_EVERY: Final = 0.5  # seconds between two looks at who is online

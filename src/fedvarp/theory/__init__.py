@@ -5,7 +5,7 @@ rates are within the theorem; `corollary` gives the rates that the paper prescri
 the constants of a problem, and `curve` what clusters of clients would leave of σ_g².
 """
 
-from fedvarp.theory.clustering import by_gradients, by_label_sets, curve
+from fedvarp.theory.cluster_curve import curve
 from fedvarp.theory.conditions import Condition, conditions
 from fedvarp.theory.corollaries import Corollary, corollary
 from fedvarp.theory.error_terms import ErrorTerms, error_terms
@@ -17,8 +17,6 @@ __all__ = [
     "Corollary",
     "ErrorTerms",
     "Measurements",
-    "by_gradients",
-    "by_label_sets",
     "chance_of_absence",
     "conditions",
     "corollary",

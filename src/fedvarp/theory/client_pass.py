@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedvarp.progress import counted
-from fedvarp.theory.client_gradients import ClientGradients
-from fedvarp.theory.sketch import Sketch
-from fedvarp.theory.spread import Spread
+from fedvarp.clients.gradients import ClientGradients
+from fedvarp.clients.spread import Spread
+from fedvarp.clusters.sketch import Sketch
+from fedvarp.simulation.progress import counted
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fedvarp.client_sampling import random_subset
+from fedvarp.clients.gradients import ClientGradients
+from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.sampling import random_subset
+from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data import FederatedDataset
-from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalSGD, Loss
-from fedvarp.progress import counted
 from fedvarp.randomness import stream
-from fedvarp.theory.client_gradients import ClientGradients
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.simulation.progress import counted
 from fedvarp.theory.client_pass import ClientPass, pass_over
 from fedvarp.theory.estimators import (
     Estimate,
@@ -26,7 +27,6 @@ from fedvarp.theory.estimators import (
     mean_estimate,
     squared_norm,
 )
-from fedvarp.theory.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.theory.smoothness import Smoothness, smoothness
 
 _FARTHEST: Final = 5  # clients, by their sketches, whose distance is then computed exactly

@@ -15,9 +15,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.local_sgd import layers_draw_from
+from fedvarp.clients.gradients import CHUNK, ClientGradients
+from fedvarp.clients.local_sgd import layers_draw_from
 from fedvarp.randomness import stream
-from fedvarp.theory.client_gradients import CHUNK, ClientGradients
 
 _CLOSE_ENOUGH: Final = 1e-3
 

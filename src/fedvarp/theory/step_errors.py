@@ -22,12 +22,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.progress import counted
-from fedvarp.theory.client_gradients import ClientGradients
+from fedvarp.clients.gradients import ClientGradients
+from fedvarp.clients.spread import Spread
+from fedvarp.simulation.progress import counted
 from fedvarp.theory.estimators import heterogeneity, squared_norm
 from fedvarp.theory.participation import sampling_variance
 from fedvarp.theory.shared_rows import SharedRows
-from fedvarp.theory.spread import Spread
 
 _TWICE: Final = (1, 2)  # keys of two trainings with other batches
 

@@ -1,15 +1,5 @@
 """Who runs LocalSGD: the same protocol, the same numbers, at different speeds."""
 
-from fedvarp.trainers.auto import AutoTrainer
-from fedvarp.trainers.client_trainer import ClientTrainer
-from fedvarp.trainers.parallel import ParallelTrainer
-from fedvarp.trainers.sequential import SequentialTrainer
-from fedvarp.trainers.vectorised import VectorisedTrainer
+import lazy_loader
 
-__all__ = [
-    "AutoTrainer",
-    "ClientTrainer",
-    "ParallelTrainer",
-    "SequentialTrainer",
-    "VectorisedTrainer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

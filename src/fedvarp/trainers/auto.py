@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast
-from fedvarp.trainers.client_trainer import ClientTrainer
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.server.server import Broadcast
+from fedvarp.trainers.base import ClientTrainer
 
 _TRIALS: Final = 2  # rounds; the first pays for what is set up once, the last one decides
 _TOO_SHORT: Final = 0.02  # seconds: a shorter round is not worth the talk between processes

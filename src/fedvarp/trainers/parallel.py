@@ -8,13 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.allocator import keep_freed_memory
-from fedvarp.cores import usable_cores
-from fedvarp.evaluation import Evaluator, Figures
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast
-from fedvarp.trainers.board import Board, unpacked
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.evaluation import Evaluator, Figures
+from fedvarp.processes import keep_freed_memory, usable_cores
+from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import SequentialTrainer, corrections_of, gather
+from fedvarp.trainers.shared_memory import Board, unpacked
 from fedvarp.trainers.worker_pool import Task, WorkerPool
 
 _TRAIN: Final = 0  # kinds of task: (kind, slot, client, round)

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from fedvarp.round_updates import RoundUpdates
+from fedvarp.algorithms.round_updates import RoundUpdates
 
 _TRIES: Final = 3
 _HEARTBEAT: Final = 1.0  # seconds

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.local_sgd import LocalSGD, Loss
 from fedvarp.data import FederatedDataset
-from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalSGD, Loss
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import SequentialTrainer
 
 

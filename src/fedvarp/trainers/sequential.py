@@ -9,13 +9,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.compiled_gradient import CompiledGradient
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.compiled_gradient import CompiledGradient
+from fedvarp.clients.local_sgd import LocalResult, LocalSGD, Loss
 from fedvarp.data import FederatedDataset
-from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalResult, LocalSGD, Loss
-from fedvarp.magnitudes import Magnitudes
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.server import Broadcast
+from fedvarp.tables.largest_entries import Magnitudes
 
 DIVERGED: Final = "its loss or weights turned non-finite; lower the client rate"
 

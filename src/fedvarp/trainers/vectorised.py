@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.local_sgd import LocalResult, LocalSGD, Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.data.federated_dataset import Augmentation
-from fedvarp.flat_model import FlatModel
-from fedvarp.local_sgd import LocalResult, LocalSGD, Loss
 from fedvarp.randomness import stream
-from fedvarp.round_updates import RoundUpdates
-from fedvarp.server import Broadcast
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import corrections_of, gather
 
 _PADDING: Final = -1

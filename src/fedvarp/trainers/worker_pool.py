@@ -19,7 +19,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from fedvarp.parent_death import signal_when_orphaned, who_is_watched
+from fedvarp.processes import signal_when_orphaned, who_is_watched
 
 Task = tuple[int, int, int, int]  # what the numbers mean is between the caller and `work`
 Work = Callable[[Task], None]

@@ -1,0 +1,44 @@
+from . import algorithms as algorithms
+from . import analysis as analysis
+from . import clients as clients
+from . import clusters as clusters
+from . import data as data
+from . import diagnosis as diagnosis
+from . import experiments as experiments
+from . import models as models
+from . import runs as runs
+from . import server as server
+from . import simulation as simulation
+from . import tables as tables
+from . import theory as theory
+from . import trainers as trainers
+from .algorithms import MIFA as MIFA
+from .algorithms import Aggregator as Aggregator
+from .algorithms import FedAvg as FedAvg
+from .algorithms import FedVARP as FedVARP
+from .algorithms import Reply as Reply
+from .algorithms import RoundUpdates as RoundUpdates
+from .algorithms import Scaffold as Scaffold
+from .algorithms import cluster_fedvarp as cluster_fedvarp
+from .clients import LocalSGD as LocalSGD
+from .randomness import stream as stream
+from .server import SGD as SGD
+from .server import Broadcast as Broadcast
+from .server import Checkpoint as Checkpoint
+from .server import CheckpointError as CheckpointError
+from .server import FlatModel as FlatModel
+from .server import Momentum as Momentum
+from .server import RoundReport as RoundReport
+from .server import Server as Server
+from .server import ServerOptimizer as ServerOptimizer
+from .server import Steady as Steady
+from .simulation import SimulationResult as SimulationResult
+from .simulation.simulate import simulate as simulate
+from .tables import ClientTable as ClientTable
+from .tables import ClusteredTable as ClusteredTable
+from .tables import DiskTable as DiskTable
+from .tables import MemoryTable as MemoryTable
+from .tables import StoreError as StoreError
+
+__all__: list[str]
+__version__: str

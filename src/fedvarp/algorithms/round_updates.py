@@ -1,0 +1,188 @@
+"""What came back in one round: the only thing an algorithm ever sees of its clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedvarp.tables.largest_entries import Magnitudes, stacked
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """One client's answer, as it arrives over a network: nothing about it is trusted yet."""
+
+    client: int
+    delta: Tensor  # (d,), (w - w_i) / (eta_c * tau_i)
+    num_steps: int
+    num_examples: int
+
+
+@dataclass(frozen=True, eq=False)
+class RoundUpdates:
+    """What came back in one round. Row m belongs to clients[m]; who dropped out has no row.
+
+    >>> updates = RoundUpdates(
+    ...     clients=torch.tensor([3, 8]),
+    ...     deltas=torch.tensor([[1.0, 0.0], [3.0, 2.0]]),
+    ...     num_steps=torch.tensor([10, 10]),
+    ...     num_examples=torch.tensor([50, 50]),
+    ...     scale=0.1 * 10,
+    ... )
+    >>> updates.average(updates.deltas)
+    tensor([2., 1.])
+    """
+
+    clients: Tensor  # (M,) int64, distinct
+    deltas: Tensor  # (M, d) float32, (w - w_i) / (eta_c * tau_i): Algorithm 1, line 6
+    num_steps: Tensor  # (M,) int64, tau_i as counted, not as planned
+    num_examples: Tensor  # (M,) int64
+    scale: float  # eta_c * mean tau: how far clients walked per unit of delta
+    weights: Tensor | None = None  # (M,) p_i / pi_i for non-uniform sampling; None: 1/M each
+    refused: Mapping[int, str] = field(default_factory=dict)  # whose reply was no use, and why
+    losses: Mapping[int, float] = field(default_factory=dict)  # client: its mean local loss
+    buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # no vector: see
+    # FlatModel; kept beside the updates, by client
+    measured: Magnitudes | None = None  # of deltas, if whoever made them has looked at them
+
+    @classmethod
+    def from_replies(
+        cls, replies: Sequence[Reply], *, dim: int, client_lr: float, dtype: torch.dtype
+    ) -> RoundUpdates:
+        """Stacks single replies; one of the wrong size or type, or a second one, is refused."""
+        good: dict[int, Reply] = {}
+        refused: dict[int, str] = {}
+        for reply in replies:
+            if reply.client in good:
+                continue  # the first answer counts; a repeated message brings nothing new
+            if tuple(reply.delta.shape) != (dim,):
+                refused[reply.client] = (
+                    f"its update has shape {tuple(reply.delta.shape)}, the model has {dim} numbers"
+                )
+            elif reply.delta.dtype != dtype:
+                refused[reply.client] = f"its update is {reply.delta.dtype}, the model is {dtype}"
+            elif reply.num_steps < 1:
+                refused[reply.client] = f"it reports {reply.num_steps} local steps"
+            else:
+                good[reply.client] = reply
+        kept = [good[client] for client in sorted(good)]
+        steps = torch.tensor([reply.num_steps for reply in kept], dtype=torch.int64)
+        nobody = torch.empty(0, dim, dtype=dtype)
+        deltas, measured = (
+            stacked([reply.delta for reply in kept]) if kept else (nobody, Magnitudes.of(nobody))
+        )
+        return cls(
+            clients=torch.tensor([reply.client for reply in kept], dtype=torch.int64),
+            deltas=deltas,
+            num_steps=steps,
+            num_examples=torch.tensor([reply.num_examples for reply in kept], dtype=torch.int64),
+            scale=client_lr * (steps.double().mean().item() if kept else 1.0),
+            refused={c: why for c, why in refused.items() if c not in good},
+            measured=measured,
+        )
+
+    @property
+    def averaging_weights(self) -> Tensor:
+        """(M,) float64: what `average` multiplies each row by."""
+        if self.weights is not None:
+            return self.weights.double()
+        size = len(self.clients)
+        return torch.full((size,), 1 / size, dtype=torch.float64, device=self.deltas.device)
+
+    def average(self, rows: Tensor) -> Tensor:
+        """(M, d) → (d,): the one place where sampling and objective weights enter."""
+        return self.averaging_weights.to(rows) @ rows
+
+    @property
+    def magnitudes(self) -> tuple[float, ...]:
+        """The largest absolute value of each row; NaN where the row holds one.
+
+        Measured on the first look, unless whoever made the rows has done so, and again once the
+        rows have changed.
+        """
+        known = self.measured
+        if known is None or not known.hold_for(self.deltas):
+            known = Magnitudes.of(self.deltas)
+            object.__setattr__(self, "measured", known)
+        return known.values
+
+    def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
+        """These rows only, in this order; the refusals are added to those already known.
+
+        `scale` goes with the mean number of steps: it becomes what it would have been had the
+        others never answered where a step is as long as any other. With client momentum or a rate
+        that differs between steps or clients it is an estimate: single walks are not known here.
+        """
+        at = torch.tensor(positions, dtype=torch.int64)
+        steps, deltas = self.num_steps[at], self.deltas[at.to(self.deltas.device)]
+        return replace(
+            self,
+            clients=self.clients[at],
+            deltas=deltas,
+            num_steps=steps,
+            num_examples=self.num_examples[at],
+            scale=self.scale * _mean_ratio(steps, self.num_steps),
+            weights=None if self.weights is None else self.weights[at],
+            refused={**self.refused, **refused},
+            measured=Magnitudes.known([self.magnitudes[p] for p in positions], deltas),
+        )
+
+    def onto_rows(self, rows: Tensor, deltas: Tensor, weights: Tensor) -> RoundUpdates:
+        """The same round seen by a table whose rows stand for several clients."""
+        return replace(self, clients=rows, deltas=deltas, weights=weights)
+
+    def check(self) -> None:
+        """Raises ValueError where the parts do not belong together: a fault of the caller."""
+        size = self.clients.shape[0] if self.clients.ndim == 1 else -1
+        parts = {
+            "clients": self.clients,
+            "num_steps": self.num_steps,
+            "num_examples": self.num_examples,
+        }
+        for name, part in parts.items():
+            if part.dtype != torch.int64 or tuple(part.shape) != (size,):
+                raise ValueError(
+                    f"RoundUpdates.{name} is {part.dtype} of shape {tuple(part.shape)}; "
+                    f"it must be int64 of shape (M,), one number for each client that answered."
+                )
+        if self.deltas.ndim != 2 or self.deltas.shape[0] != size:
+            raise ValueError(
+                f"RoundUpdates.deltas has shape {tuple(self.deltas.shape)} for {size} clients; "
+                f"it must be (M, d), row m the update of clients[m]."
+            )
+        if self.weights is not None and not (
+            tuple(self.weights.shape) == (size,) and bool(self.weights.isfinite().all())
+        ):
+            raise ValueError(
+                "RoundUpdates.weights must hold one finite number for each client that answered."
+            )
+        refuse_duplicates(self.clients, "RoundUpdates.clients")
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(
+                f"RoundUpdates.scale is {self.scale}; it is client_lr times the mean number of "
+                f"local steps, a positive number."
+            )
+
+
+def refuse_duplicates(clients: Tensor, where: str) -> None:
+    """Raises ValueError if a client appears twice."""
+    numbers = clients.tolist()
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(
+            f"{where} holds {_shortened(numbers)}. Each client may appear once per round; this "
+            f"usually means sampling with replacement. Average the repeated updates first."
+        )
+
+
+def _mean_ratio(some: Tensor, all_: Tensor) -> float:
+    if len(some) == 0:
+        return 1.0
+    return float(some.double().mean() / all_.double().mean())
+
+
+def _shortened(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, …]"

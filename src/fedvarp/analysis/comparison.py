@@ -1,0 +1,284 @@
+"""The comparison itself: one row for each group of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
+from fedvarp.analysis.runs import AnyPath, Floats, Run, read_runs
+from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
+from fedvarp.runs.directory import RunError
+
+BASELINE: Final = "fedavg"
+DEFAULT_SMOOTH: Final = 5
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over the seeds; NaN where a run diverged."""
+
+    per_seed: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return float(np.mean(self.per_seed))
+
+    @property
+    def std(self) -> float | None:
+        """Of the sample, with n − 1; None for a single seed."""
+        return float(np.std(self.per_seed, ddof=1)) if len(self.per_seed) > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one group achieved, up to the last round that all its seeds were evaluated at.
+
+    Attributes:
+        group: The runs.
+        rounds: That last round.
+        first: When the target was first met; None without a target.
+        smoothed: When the mean of the last evaluations met it.
+        first_speed_up: Over FedAvg, by the first rule; None without one to compare with.
+        smoothed_speed_up: By the second.
+        final_accuracy: On the test set.
+        late_accuracy: The mean of the last evaluations, as many as the second rule takes: the final
+            one is a matter of luck where accuracies swing from round to round.
+        best_accuracy: The highest of any evaluation.
+        train_loss: At the end.
+        test_loss: At the end.
+        sent: Bytes up and down, all rounds together.
+        server_bytes: The most that the server held: model, optimiser and table.
+        seconds: Wall time, evaluations included; None where it was not kept.
+    """
+
+    group: Group
+    rounds: int
+    first: Reached | None
+    smoothed: Reached | None
+    first_speed_up: SpeedUp | None
+    smoothed_speed_up: SpeedUp | None
+    final_accuracy: Spread | None
+    late_accuracy: Spread | None
+    best_accuracy: Spread | None
+    train_loss: Spread | None
+    test_loss: Spread | None
+    sent: float
+    server_bytes: int | None
+    seconds: Spread | None
+
+    @property
+    def unfinished(self) -> list[Run]:
+        """Those of its runs that did not get to their last round."""
+        return [run for run in self.group.runs if not run.finished]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Rows in the order of the paper's legends, and what a reader has to know about them."""
+
+    rows: Sequence[Row]
+    target: Target | None
+    smooth: int
+    notes: Sequence[str]
+
+    @property
+    def groups(self) -> list[Group]:
+        """The groups of runs, one for each row."""
+        return [row.group for row in self.rows]
+
+
+def compare(
+    paths: Iterable[AnyPath],
+    *,
+    target: float | None = None,
+    target_loss: float | None = None,
+    smooth: int = DEFAULT_SMOOTH,
+    allow_different: bool = False,
+) -> Comparison:
+    """Compares runs of one task, grouped over seeds.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+        target: The test accuracy to count rounds to. Without it, the one at which the runs were
+            told to stop, or else the highest multiple of 5 % that all of them reach.
+        target_loss: A loss to count rounds to instead: the training loss where it was recorded,
+            else the test loss. For tasks without an accuracy.
+        smooth: Evaluations in the running mean of the second rule.
+        allow_different: Compares runs of different tasks too, and says in what they differ.
+
+    Raises:
+        RunError: There is no run, or the runs are of different tasks.
+    """
+    runs, notes = read_runs(paths)
+    if not allow_different:
+        refuse_different_tasks(runs)
+    elif differences := task_differences(runs):
+        notes.append("The runs are of different tasks: " + "; ".join(differences) + ".")
+    groups = group_runs(runs)
+    aim = _target(runs, target, target_loss, smooth)
+    first = [when_reached(group.runs, aim) if aim else None for group in groups]
+    smoothed = [when_reached(group.runs, aim, smooth) if aim else None for group in groups]
+    rows = [
+        _row(
+            group,
+            smooth,
+            one,
+            two,
+            _speed_up(_baselines(groups, first, group), one, group),
+            _speed_up(_baselines(groups, smoothed, group), two, group),
+        )
+        for group, one, two in zip(groups, first, smoothed, strict=True)
+    ]
+    smooths = aim is not None or any(group.records("test_accuracy") for group in groups)
+    return Comparison(rows, aim, smooth, notes + _caveats(groups, smooth if smooths else 1))
+
+
+def _target(
+    runs: Sequence[Run], accuracy: float | None, loss: float | None, smooth: int
+) -> Target | None:
+    if accuracy is not None and loss is not None:
+        raise RunError("Two targets, an accuracy and a loss: give one of them.")
+    if accuracy is not None:
+        if not 0 < accuracy <= 1:
+            meant = f" (did you mean {accuracy / 100:g}?)" if 1 < accuracy <= 100 else ""
+            raise RunError(f"A target accuracy of {accuracy:g} is not between 0 and 1{meant}.")
+        without = [str(run.path) for run in runs if not run.records("test_accuracy")]
+        if without:
+            raise RunError(
+                f"{without[0]} recorded no test accuracy, because its task has no classes or no "
+                f"test set. Give a target loss instead: --target-loss, in Python target_loss=…."
+            )
+        return Target("test_accuracy", accuracy)
+    if loss is None:
+        return common_target(runs, smooth)
+    for metric in ("train_loss", "test_loss"):
+        if all(run.records(metric) for run in runs):
+            return Target(metric, loss)
+    raise RunError("These runs share no loss that a target could be set for.")
+
+
+def _baselines(
+    groups: Sequence[Group], reached: Sequence[Reached | None], mine: Group
+) -> list[tuple[Group, Reached]]:
+    """When FedAvg got there, with each of its rates, on the same task."""
+    return [
+        (group, one) for group, one in zip(groups, reached, strict=True)
+        if group.algorithm == BASELINE and one is not None and group.task == mine.task
+    ]  # fmt: skip
+
+
+def _speed_up(
+    baselines: Sequence[tuple[Group, Reached]], mine: Reached | None, group: Group
+) -> SpeedUp | None:
+    """Over the quickest FedAvg, so that a badly tuned one makes nobody look good.
+
+    Of the seeds that both have, if any: an unlucky one is unlucky on both sides.
+    """
+    if not baselines or mine is None:
+        return None
+    pairs = [_paired(fedavg, theirs, group, mine) for fedavg, theirs in baselines]
+    most = max(len(theirs.rounds) for theirs, _ in pairs)
+    # One that got there in every seed goes before one that did not, however short that one was.
+    quickest, own = min(
+        (pair for pair in pairs if len(pair[0].rounds) == most),
+        key=lambda pair: (pair[0].mean_rounds is None, pair[0].at_least_rounds),
+    )
+    return SpeedUp.over(quickest, own)
+
+
+def _paired(fedavg: Group, theirs: Reached, group: Group, mine: Reached) -> tuple[Reached, Reached]:
+    shared = {run.seed for run in group.runs} & {run.seed for run in fedavg.runs}
+    if not shared:
+        return theirs, mine
+    return (
+        theirs.of([run.seed in shared for run in fedavg.runs]),
+        mine.of([run.seed in shared for run in group.runs]),
+    )
+
+
+def _row(
+    group: Group,
+    smooth: int,
+    first: Reached | None,
+    smoothed: Reached | None,
+    first_speed_up: SpeedUp | None,
+    smoothed_speed_up: SpeedUp | None,
+) -> Row:
+    end = int(group.rounds[-1])
+    elapsed = group.elapsed()
+    held = [
+        record["server_bytes"]
+        for run in group.runs
+        for record in run.metrics
+        if record["round"] <= end and "server_bytes" in record
+    ]
+    return Row(
+        group=group,
+        rounds=end,
+        first=first,
+        smoothed=smoothed,
+        first_speed_up=first_speed_up,
+        smoothed_speed_up=smoothed_speed_up,
+        final_accuracy=_last(group, "test_accuracy"),
+        late_accuracy=_last(group, "test_accuracy", smooth),
+        best_accuracy=_best(group, "test_accuracy"),
+        train_loss=_last(group, "train_loss"),
+        test_loss=_last(group, "test_loss"),
+        sent=float(group.sent()[:, -1].mean()),
+        server_bytes=max(held, default=None),
+        seconds=None if elapsed is None else _spread(elapsed[:, -1]),
+    )
+
+
+def _last(group: Group, metric: str, smooth: int = 1) -> Spread | None:
+    if not group.records(metric) or len(group.rounds) < smooth:
+        return None
+    return _spread(group.values(metric, smooth)[:, -1])
+
+
+def _best(group: Group, metric: str) -> Spread | None:
+    if not group.records(metric):
+        return None
+    return _spread(np.fmax.reduce(group.values(metric), axis=1))  # fmax passes over NaN
+
+
+def _spread(values: Floats) -> Spread:
+    return Spread(tuple(values.tolist()))
+
+
+def _caveats(groups: Sequence[Group], smooth: int) -> list[str]:
+    """What a reader would want to know before believing the figures."""
+    notes = []
+    for group in groups:
+        for run in group.runs:
+            if not run.finished:
+                notes.append(
+                    f"{run.path} is unfinished: round {run.last_round} of {run.planned_rounds}."
+                )
+            if len(run.rounds) < smooth:
+                notes.append(
+                    f"{run.path} has {len(run.rounds)} evaluations, too few for a running mean "
+                    f"over {smooth}."
+                )
+        if group.shortened:
+            ends = ", ".join(str(run.last_round) for run in group.runs)
+            notes.append(
+                f"The seeds of {group.label} ended after rounds {ends}; its figures are those at "
+                f"round {group.rounds[-1]}, the last that all of them were evaluated at."
+            )
+    ends_at = sorted({int(group.rounds[-1]) for group in groups})
+    if len(ends_at) > 1:
+        notes.append(
+            f"Curves end between rounds {ends_at[0]} and {ends_at[-1]}: figures at the end are not "
+            f"at the same round."
+        )
+    seeds = {group.label: [run.seed for run in group.runs] for group in groups}
+    if len({tuple(mine) for mine in seeds.values()}) > 1:
+        listed = "; ".join(f"{name}: {', '.join(map(str, m))}" for name, m in seeds.items())
+        notes.append(f"The seeds are not the same: {listed}.")
+    return notes

@@ -1,0 +1,210 @@
+"""What the page's script draws, as plain data: curves, bars, and which group each belongs to."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fedvarp.analysis.groups import Group, XAxis
+from fedvarp.analysis.plots import X_AXES, Y_LABELS
+from fedvarp.analysis.report.participation import Participation, participation
+from fedvarp.analysis.runs import METRICS, Floats
+from fedvarp.analysis.units import in_bytes
+
+Chart = dict[str, Any]
+
+_MOST_POINTS: Final = 400  # of a line with a value for every round
+_MOST_BARS: Final = 40
+_SHARED_COLOUR: Final = "#444444"  # of lines that stand for several algorithms
+
+
+def all_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Every chart of the page, in its order."""
+    measured = [name for name in METRICS if any(group.records(name) for group in groups)]
+    charts = [_metric_chart(groups, name) for name in measured]
+    patterns = _patterns(groups)
+    if patterns:
+        charts += [_times_chart(groups, patterns), _staleness_chart(groups, patterns)]
+    charts.append(_memory_chart(groups))
+    return charts
+
+
+def x_axes(groups: Sequence[Group]) -> list[XAxis]:
+    """What all curves can be drawn against."""
+    return [axis for axis in X_AXES if all(group.x(axis) is not None for group in groups)]
+
+
+def group_styles(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """Name, colour, dash and marker of each group; plotly reads names as HTML, hence escaped."""
+    return [
+        {
+            "name": html.escape(group.label, quote=False),
+            "colour": group.look.colour,
+            "dash": group.look.dash,
+            "marker": group.look.marker,
+        }
+        for group in groups
+    ]
+
+
+def _metric_chart(groups: Sequence[Group], metric: str) -> Chart:
+    percent = metric == "test_accuracy"
+    lines = []
+    for i, group in enumerate(groups):
+        if not group.records(metric):
+            continue
+        per_seed = group.values(metric) * (100 if percent else 1)
+        x = {axis: group.x(axis) for axis in x_axes(groups)}
+        line = {
+            "groups": [i],
+            "x": {axis: _numbers(at) for axis, at in x.items() if at is not None},
+            "y": _numbers(per_seed.mean(axis=0)),
+        }
+        if len(per_seed) > 1:
+            line["low"] = _numbers(per_seed.min(axis=0))
+            line["high"] = _numbers(per_seed.max(axis=0))
+        lines.append(line)
+    return {
+        "id": metric.replace("_", "-"),
+        "section": "curves",
+        "title": Y_LABELS[metric],
+        "about": "The mean over seeds, with a band from the lowest to the highest seed.",
+        "kind": "line",
+        "can_log": not percent,
+        "unit": " %" if percent else "",
+        "lines": lines,
+    }
+
+
+def _times_chart(groups: Sequence[Group], patterns: Sequence[_Pattern]) -> Chart:
+    most = max(len(pattern.what.counts) for pattern in patterns)
+    width = -(-most // _MOST_BARS)  # rounded up
+    bars = []
+    for pattern in patterns:
+        padded = np.zeros(-(-most // width) * width)
+        padded[: len(pattern.what.counts)] = pattern.what.counts
+        starts = range(0, len(padded), width)
+        bars.append(
+            _drawn(groups, pattern.groups)
+            | {
+                "x": {"rounds": [s if width == 1 else f"{s}–{s + width - 1}" for s in starts]},
+                "y": _numbers(padded.reshape(-1, width).sum(axis=1)),
+            }
+        )
+    clients = " or ".join(f"{n:,}" for n in sorted({p.what.num_clients for p in patterns}))
+    return {
+        "id": "participation",
+        "section": "clients",
+        "title": "Clients by how often they took part",
+        "about": f"Of {clients} clients; the mean over seeds. Replies that were refused do not "
+        f"count.",
+        "kind": "bar",
+        "x_title": "Rounds taken part in",
+        "y_title": "Clients",
+        "lines": bars,
+    }
+
+
+def _staleness_chart(groups: Sequence[Group], patterns: Sequence[_Pattern]) -> Chart:
+    lines = []
+    for pattern in patterns:
+        kept = _thinned(len(pattern.what.mean_staleness))
+        for name, values, dash in (
+            ("mean", pattern.what.mean_staleness, "solid"),
+            ("longest", pattern.what.max_staleness, "dot"),
+        ):
+            line = _drawn(groups, pattern.groups)
+            line["name"] = f"{line['name']}: {name}"
+            line |= {"dash": dash, "x": {"rounds": (kept + 1).tolist()}}
+            line["y"] = _numbers(values[kept])
+            lines.append(line)
+    return {
+        "id": "staleness",
+        "section": "clients",
+        "title": "Rounds since a client last took part",
+        "about": "How old the server’s memory of its clients is: the mean over all clients, and "
+        "the client that waits longest. One that never took part counts from the start.",
+        "kind": "line",
+        "y_title": "Rounds",
+        "lines": lines,
+    }
+
+
+def _memory_chart(groups: Sequence[Group]) -> Chart:
+    lines: list[dict[str, Any]] = []
+    for i, group in enumerate(groups):
+        per_run = [
+            {r["round"]: r["server_bytes"] for r in run.metrics if "server_bytes" in r}
+            for run in group.runs
+        ]
+        rounds = sorted(set(per_run[0]).intersection(*per_run[1:]))
+        if not rounds:
+            continue
+        kept = [rounds[k] for k in _thinned(len(rounds))]
+        held = np.mean([[run[t] for t in kept] for run in per_run], axis=0)
+        y = _numbers(held)
+        # Algorithms with equal tables need equal memory: one line for them, or one would hide all.
+        same = next((line for line in lines if line["y"] == y), None)
+        if same is not None:
+            same["groups"].append(i)
+            continue
+        hover = [in_bytes(value) for value in held.tolist()]
+        lines.append({"groups": [i], "x": {"rounds": kept}, "y": y, "hover": hover})
+    return {
+        "id": "memory",
+        "section": "memory",
+        "title": "Memory of the server",
+        "about": "Model, server optimiser and table of client states; the mean over seeds.",
+        "kind": "line",
+        "y_bytes": True,
+        "lines": [line | _drawn(groups, line["groups"]) for line in lines],
+    }
+
+
+class _Pattern:
+    """One way of taking part, and the groups that share it."""
+
+    def __init__(self, what: Participation, groups: list[int]) -> None:
+        self.what = what
+        self.groups = groups
+
+
+def _patterns(groups: Sequence[Group]) -> list[_Pattern]:
+    """Groups with the same seeds have met the same cohorts: they are drawn once."""
+    patterns: list[_Pattern] = []
+    for i, group in enumerate(groups):
+        mine = participation(group)
+        if mine is None:
+            continue
+        known = next((pattern for pattern in patterns if pattern.what.same(mine)), None)
+        if known is None:
+            patterns.append(_Pattern(mine, [i]))
+        else:
+            known.groups.append(i)
+    return patterns
+
+
+def _drawn(groups: Sequence[Group], members: list[int]) -> dict[str, Any]:
+    """Groups, name and colour of a line that stands for `members`."""
+    names = html.escape(", ".join(groups[i].label for i in members), quote=False)
+    if len(members) == 1:
+        return {"groups": members, "name": names, "colour": groups[members[0]].look.colour}
+    name = "all algorithms" if len(members) == len(groups) else names
+    return {"groups": members, "name": name, "colour": _SHARED_COLOUR, "dash": "solid"}
+
+
+def _thinned(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(np.int64))
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    """For JSON: to seven digits, which no screen shows more of, and null for what is not finite."""
+    return [float(f"{v:.7g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+def is_empty(chart: Mapping[str, Any]) -> bool:
+    """Whether there is nothing to draw."""
+    return not chart["lines"]

@@ -1,0 +1,151 @@
+"""The commands that look at runs: compare, plot, report, compact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUNS...", help="Run directories, or directories that hold some."),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(help="Test accuracy to count rounds to, such as 0.5; else one that all reach."),
+]
+TargetLoss = Annotated[
+    float | None, typer.Option(help="Loss to count rounds to, for tasks without an accuracy.")
+]
+Smooth = Annotated[
+    int, typer.Option(min=1, help="Evaluations in the running mean that has to reach the target.")
+]
+AllowDifferent = Annotated[
+    bool, typer.Option("--allow-different", help="Takes runs of different tasks too.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the program."""
+    for command in (compare, plot, report, compact):
+        app.command()(command)
+
+
+def compare(
+    runs: Runs,
+    target: Target = None,
+    target_loss: TargetLoss = None,
+    smooth: Smooth = 5,
+    format: Annotated[Literal["text", "csv", "json"], typer.Option(help="How to print it.")] = (
+        "text"
+    ),
+    allow_different: AllowDifferent = False,
+) -> None:
+    """Prints who got where, how soon and at what cost, as means over seeds."""
+    from fedvarp import analysis as comparison
+
+    compared = comparison.compare(
+        runs,
+        target=target,
+        target_loss=target_loss,
+        smooth=smooth,
+        allow_different=allow_different,
+    )
+    printers = {
+        "text": comparison.as_text,
+        "csv": comparison.as_csv,
+        "json": comparison.as_json,
+    }
+    typer.echo(printers[format](compared), nl=False)
+
+
+def plot(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The figure: a .png, .svg or .pdf file.")],
+    x: Annotated[
+        Literal["rounds", "bytes", "time"], typer.Option(help="What to draw against.")
+    ] = "rounds",
+    smooth: Annotated[
+        int, typer.Option(min=1, help="Draws the running mean over as many evaluations.")
+    ] = 1,
+    log_loss: Annotated[
+        bool, typer.Option("--log-loss", help="Draws losses on a logarithmic axis.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING",
+            help="Draws how runs ended against a setting, such as local_sgd.epochs.",
+        ),
+    ] = None,
+    allow_different: AllowDifferent = False,
+) -> None:
+    """Draws training loss and test accuracy: the mean over seeds, and a band from low to high."""
+    from fedvarp.analysis import plots
+
+    if against is not None:
+        if x != "rounds":
+            raise typer.BadParameter("either --x or --against: a figure has one horizontal axis")
+        from fedvarp.analysis.plots_against import plot_against
+
+        drawn = plot_against(
+            runs,
+            against,
+            out,
+            smooth=smooth,
+            log_loss=log_loss,
+            allow_different=allow_different,
+            on_note=_remark,
+        )
+        typer.echo(drawn)
+        return
+    file = plots.plot(
+        runs,
+        out,
+        x=x,
+        smooth=smooth,
+        log_loss=log_loss,
+        allow_different=allow_different,
+        on_note=_remark,
+    )
+    typer.echo(file)
+
+
+def _remark(note: str) -> None:
+    typer.echo(note, err=True)
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The page: an .html file.")],
+    title: Annotated[str, typer.Option(help="Its headline.")] = "Federated learning runs",
+    target: Target = None,
+    target_loss: TargetLoss = None,
+    smooth: Smooth = 5,
+    allow_different: AllowDifferent = False,
+) -> None:
+    """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings."""
+    from fedvarp.analysis.report import write_report
+
+    file = write_report(
+        runs,
+        out,
+        title=title,
+        target=target,
+        target_loss=target_loss,
+        smooth=smooth,
+        allow_different=allow_different,
+    )
+    typer.echo(file)
+
+
+def compact(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="Directory of the copies.")],
+) -> None:
+    """Copies runs without their models, checkpoints and cohorts: small, and enough to compare."""
+    from fedvarp import analysis as comparison
+
+    for copy in comparison.compact(runs, out):
+        typer.echo(copy)

@@ -1,0 +1,271 @@
+"""The command line. Commands parse and print; the work is done by modules that know no terminal.
+
+Those are imported inside the commands, so that each loads only what it needs, and torch, which
+takes seconds, only once the settings are known to be right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedvarp.cli import analysis, diagnose
+from fedvarp.cli.errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
+from fedvarp.version import __version__
+
+if TYPE_CHECKING:
+    from fedvarp.experiments.settings import Settings
+    from fedvarp.simulation.loggers import TensorBoardLogger
+
+Config = Annotated[
+    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or the name of a preset.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Changes a setting, as in --set local_sgd.epochs=1."
+    ),
+]
+Prolonged = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Changes rounds, target_accuracy, trainer or workers, as in --set rounds=2000.",
+    ),
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder with the data files; else that of FEDVARP_DATA.")
+]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Logs there while it runs, for `tensorboard --logdir DIR`."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Prints nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Prints the result as JSON.")]
+
+app = typer.Typer(
+    cls=SentencesNotTracebacks,
+    help="Federated learning with few clients a round: run, sweep, compare, look, resume.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Shows where an error came from.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Prints the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """What holds for all commands."""
+    if traceback:
+        show_tracebacks()
+
+
+@contextlib.contextmanager
+def _live_view(tensorboard: Path | None) -> Iterator[list[TensorBoardLogger]]:
+    if tensorboard is None:
+        yield []
+        return
+    from fedvarp.simulation.loggers import TensorBoardLogger
+
+    with TensorBoardLogger(tensorboard) as logger:
+        yield [logger]
+
+
+@app.command()
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Directory of the run.")] = None,
+    data_dir: DataDir = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Says what it would do and cost; writes nothing.")
+    ] = False,
+    tensorboard: TensorBoard = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
+    from fedvarp.cli.output import print_dry_run, report, safe_rounds, say, shows_progress
+    from fedvarp.experiments.files import load_settings
+    from fedvarp.runs.directory import RunDirectory, RunError
+
+    settings = load_settings(config, overrides or [])
+    directory = out or Path("runs") / settings.run_name
+    if dry_run:
+        print_dry_run(settings, directory, data_dir, as_json)
+        return
+    if RunDirectory(directory).exists:
+        raise RunError(
+            f"{directory} holds a run already. `fedvarp resume {directory}` goes on with it; "
+            f"--out chooses another directory."
+        )
+    from fedvarp.experiments.build import build  # not before all the above is right: it loads torch
+
+    experiment = build(settings, data_dir)
+    say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
+    with safe_rounds(directory), _live_view(tensorboard) as callbacks:
+        result = experiment.run(directory, progress=shows_progress(quiet), callbacks=callbacks)
+    report(directory, result, quiet, as_json)
+    _end(directory, result.stopped, quiet)
+
+
+@app.command()
+def resume(
+    run: RunDir,
+    overrides: Prolonged = None,
+    data_dir: DataDir = None,
+    tensorboard: TensorBoard = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Goes on with a run as if it had never stopped; --set rounds=… to train longer."""
+    from fedvarp.cli.output import report, safe_rounds, say, shows_progress
+    from fedvarp.experiments import resuming
+    from fedvarp.runs.directory import RunDirectory
+
+    settings = resuming.resumed_settings(run, overrides or [])
+    if resuming.is_finished(RunDirectory(run), settings):
+        say(_why_finished(run, settings, overrides or []), quiet)
+        report(run, None, quiet, as_json)
+        return
+    with safe_rounds(run), _live_view(tensorboard) as callbacks:
+        result = resuming.resume(
+            run,
+            overrides or [],
+            data_dir=data_dir,
+            progress=shows_progress(quiet),
+            callbacks=callbacks,
+        )
+    report(run, result, quiet, as_json)
+    _end(run, result.stopped, quiet)
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Prints the page of this one.")] = None,
+) -> None:
+    """Lists the presets, or prints one: a page to copy and change."""
+    from fedvarp.experiments.files import preset_names, preset_summary, preset_text
+
+    if name is not None:
+        typer.echo(preset_text(name), nl=False)
+        return
+    width = max(map(len, preset_names()))
+    for preset in preset_names():
+        typer.echo(f"{preset:{width}}  {preset_summary(preset)}")
+
+
+@app.command()
+def data(
+    name: Annotated[Literal["cifar10", "shakespeare"], typer.Argument(help="Which data set.")],
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Says whether a data set is there and sound; downloads it if it is not."""
+    from fedvarp.cli.data import fetch_and_verify
+    from fedvarp.cli.output import say, shows_progress
+
+    for line in fetch_and_verify(name, data_dir, shows_progress(quiet)):
+        say(line, quiet)
+
+
+@app.command()
+def sweep(
+    config: Config,
+    algorithms: Annotated[str, typer.Option(help="Separated by commas.")] = (
+        "fedavg,fedvarp,cluster_fedvarp,mifa,scaffold"
+    ),
+    client_lrs: Annotated[str, typer.Option(help="By default the paper's grid.")] = (
+        "10^-1,10^-1.5,10^-2,10^-2.5,10^-3"
+    ),
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    out: Annotated[Path | None, typer.Option(help="Directory of all its runs.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; else one a core.")] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes of this machine, or tasks of Ray.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster; else RAY_ADDRESS; else one here.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Tries algorithms x client learning rates x seeds, and names the best rate of each algorithm.
+
+    Give the same command again to go on after an interruption: finished runs are not repeated.
+    """
+    from fedvarp.cli.output import say, shows_progress
+    from fedvarp.experiments.sweep import Grid, Sweep
+    from fedvarp.experiments.sweep_engines import make_engine
+
+    grid = Grid.parse(algorithms, client_lrs, seeds)
+    runs_here = engine != "ray"  # a cluster's machines have the data and the devices
+    whole = Sweep.prepare(config, overrides or [], grid, out, data_dir, runs_here)
+    result = whole.run(make_engine(engine, jobs, address, data_dir), shows_progress(quiet))
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    elif not quiet:
+        typer.echo(result.text())
+    for failure in result.failures:
+        typer.echo(f"fedvarp: {failure}", err=True)
+    if result.interrupted:
+        say("Interrupted; nothing is lost. The same command again goes on.", quiet)
+        raise typer.Exit(INTERRUPTED)
+    if result.failures:
+        raise typer.Exit(FAILED)
+
+
+analysis.register(app)
+diagnose.register(app)
+
+
+def main() -> None:
+    """The program `fedvarp`."""
+    # Schedulers end a job by SIGTERM: it should finish its round too.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    app()
+
+
+def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
+    from fedvarp.runs.directory import RunDirectory
+
+    done, again = RunDirectory(run).rounds_done, f"fedvarp resume {run}"
+    if done >= settings.rounds:
+        return f"{run} is finished. To train longer: {again} --set rounds=…"
+    asked = "".join(f" --set {override}" for override in overrides)
+    return (
+        f"{run} is finished: in round {done} it reached target_accuracy="
+        f"{settings.target_accuracy}, so nothing was done. To train longer, without a target or "
+        f"up to a higher one: {again}{asked} --set target_accuracy=none"
+    )
+
+
+def _end(directory: Path, stopped: str, quiet: bool) -> None:
+    if stopped == "interrupted":
+        if not quiet:
+            typer.echo(f"Interrupted; nothing is lost. Go on: fedvarp resume {directory}", err=True)
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,103 @@
+"""What the commands print: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+import typer
+
+from fedvarp.experiments.files import settings_of_run
+from fedvarp.experiments.settings import Settings
+from fedvarp.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from fedvarp.simulation.round_loop import SimulationResult
+
+_EVALUATED = ("test_accuracy", "test_loss", "train_loss")
+
+
+def say(line: str, quiet: bool) -> None:
+    """A message for whoever watches."""
+    if not quiet:
+        typer.echo(line, err=True)
+
+
+def shows_progress(quiet: bool) -> bool:
+    """Whether somebody watches."""
+    return sys.stderr.isatty() and not quiet
+
+
+@contextmanager
+def safe_rounds(directory: Path) -> Iterator[None]:
+    """Reminds of what is kept, if the rounds within end for want of a disk that takes more."""
+    from fedvarp.tables.store import WriteError
+
+    try:
+        yield
+    except (OSError, WriteError) as error:
+        if RunDirectory(directory).exists:
+            error.add_note(f"No whole round is lost: `fedvarp resume {directory}` goes on.")
+        raise
+
+
+def report(directory: Path, result: SimulationResult | None, quiet: bool, as_json: bool) -> None:
+    """How a run ended; None for one that was found finished."""
+    figures = summary(directory, result)
+    if as_json:
+        typer.echo(json.dumps(figures))
+    elif not quiet:
+        found = [f"{name} {figures['final'][name]:.4g}" for name in figures["final"]]
+        typer.echo(f"{directory}: " + ", ".join([f"{figures['rounds']} rounds", *found]))
+
+
+def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
+    """The run in one object, for scripts; figures that are not finite are left out."""
+    run = RunDirectory(directory)
+    settings = settings_of_run(run.settings(), str(run.config_file), [])
+    records = run.metrics()
+    series = {
+        name: [record[name] for record in records if record.get(name) is not None]
+        for name in _EVALUATED
+    }
+    rounds = records[-1]["round"]
+    stopped = "rounds" if rounds >= settings.rounds else "target"
+    return {
+        "run": str(directory),
+        "name": settings.name,
+        "algorithm": settings.algorithm,
+        "client_lr": settings.local_sgd.lr,
+        "seed": settings.seed,
+        "rounds": rounds,
+        "stopped": stopped if result is None else result.stopped,
+        "final": {name: values[-1] for name, values in series.items() if values},
+        "best_test_accuracy": max(series["test_accuracy"], default=None),
+        "bytes_down": sum(record.get("bytes_down", 0) for record in records),
+        "bytes_up": sum(record.get("bytes_up", 0) for record in records),
+        "server_bytes": records[-1].get("server_bytes"),
+        "seconds": sum(timing["seconds"] for timing in run.timings()),
+    }
+
+
+def print_dry_run(
+    settings: Settings, directory: Path, data_dir: Path | None, as_json: bool
+) -> None:
+    """What a run would do and cost."""
+    from fedvarp.experiments.build import build
+    from fedvarp.experiments.cost import estimate
+
+    experiment = build(settings, data_dir)
+    figures = estimate(experiment)
+    if as_json:
+        typer.echo(
+            json.dumps({"run": str(directory), "settings": settings.as_toml()} | figures.as_json())
+        )
+        return
+    typer.echo(tomli_w.dumps(settings.as_toml()))
+    typer.echo("\n".join(figures.lines(experiment)))
+    typer.echo(f"Out       {directory} (not written: this is a dry run)")

@@ -1,0 +1,16 @@
+from .availability import Availability as Availability
+from .availability import Bernoulli as Bernoulli
+from .availability import Cyclic as Cyclic
+from .availability import Markov as Markov
+from .availability import Trace as Trace
+from .evaluation import Evaluator as Evaluator
+from .local_sgd import LocalResult as LocalResult
+from .local_sgd import LocalSGD as LocalSGD
+from .sampling import ClientSampler as ClientSampler
+from .sampling import Cohort as Cohort
+from .sampling import UniformSampler as UniformSampler
+from .sampling import WeightedSampler as WeightedSampler
+from .schedules import Constant as Constant
+from .schedules import Cosine as Cosine
+from .schedules import Exponential as Exponential
+from .schedules import Schedule as Schedule

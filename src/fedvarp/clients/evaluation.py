@@ -1,0 +1,157 @@
+"""How good the server's model is: on the test set, and on all clients' training data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedvarp.clients.local_sgd import Loss, layers_draw_from
+from fedvarp.clients.memory_layout import laid_out
+from fedvarp.clients.sampling import random_subset
+from fedvarp.data import Examples, FederatedDataset
+from fedvarp.randomness import stream
+from fedvarp.server.flat_model import FlatModel
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Test loss and accuracy, and the training loss f(w) = Σ p_i f_i(w).
+
+    Attributes:
+        dataset: Where the examples come from. Without a test set only the training loss is given,
+            without classes no accuracy.
+        model: Computes the output; its parameters are bound to the vector evaluated.
+        loss: The mean loss of a batch.
+        client_weights: (N,) p_i up to a common factor; None for 1/N each, the paper's equation 1.
+        num_train_clients: How many clients, drawn once by the seed, the training loss is averaged
+            over; None: all of them, as in the paper's figures; 0: no training loss.
+        num_test_examples: How many examples of the test set, drawn once by the seed, are looked at;
+            None: all of them; 0: none.
+        seed: The run's seed.
+        batch_size: Examples at a time; any size gives the same figures but for rounding.
+    """
+
+    dataset: FederatedDataset
+    model: FlatModel
+    loss: Loss
+    client_weights: Tensor | None = None
+    num_train_clients: int | None = None
+    num_test_examples: int | None = None
+    seed: int = 0
+    batch_size: int = 1000
+
+    SCORES: ClassVar[int] = 4
+    """Numbers that one part is scored by: examples, loss, right answers, answers."""
+
+    def evaluate(self, w: Tensor, buffers: Mapping[str, Tensor]) -> Figures:
+        """{"test_loss", "test_accuracy", "train_loss"}, those that the data set allows."""
+        return self.figures(self.scores(w, buffers, 0, self.num_parts))
+
+    @property
+    def num_parts(self) -> int:
+        """Into how many parts an evaluation falls: batches of the test set, then clients."""
+        return self._num_test_parts + len(self._train_clients)
+
+    def scores(
+        self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
+    ) -> list[list[float]]:
+        """What parts `start` to `stop` - 1 contribute; a part's scores depend on no other part."""
+        self.model.bind(w)
+        if buffers:
+            self.model.load_buffers(buffers)
+        self.model.module.eval()
+        found = []
+        for part in range(start, stop):
+            keyed = layers_draw_from(stream(self.seed, "evaluation", part), w.device)
+            with torch.no_grad(), keyed:
+                found.append(self._score(self._examples(part), w.device))
+        return found
+
+    def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
+        """The figures that the scores of all parts add up to."""
+        figures: Figures = {}
+        test, clients = scores[: self._num_test_parts], scores[self._num_test_parts :]
+        if test:
+            examples, loss, right, answers = (
+                math.fsum(column) for column in zip(*test, strict=True)
+            )
+            figures["test_loss"] = loss / examples
+            if self.dataset.num_classes is not None:
+                figures["test_accuracy"] = right / answers
+        if clients:
+            weights = torch.ones(self.dataset.num_clients, dtype=torch.float64)
+            if self.client_weights is not None:
+                weights = self.client_weights.double()
+            chosen = weights[self._train_clients]
+            losses = [loss / examples for examples, loss, _, _ in clients]
+            mean = chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum()
+            figures["train_loss"] = float(mean)
+        return figures
+
+    @property
+    def _num_test_parts(self) -> int:
+        return 0 if self._test is None else -(-len(self._test[0]) // self.batch_size)
+
+    @cached_property
+    def _test(self) -> Examples | None:
+        some = self.num_test_examples
+        if self.dataset.test is None or some == 0:
+            return None
+        x, y = self.dataset.test
+        if some is None or some >= len(x):
+            return x, y
+        chosen = random_subset(len(x), some, stream(self.seed, "evaluated examples"))
+        return x[chosen], y[chosen]
+
+    @cached_property
+    def _train_clients(self) -> Tensor:
+        everyone, some = self.dataset.num_clients, self.num_train_clients
+        if some is None or some >= everyone:
+            return torch.arange(everyone)
+        return random_subset(everyone, some, stream(self.seed, "evaluated clients"))
+
+    def _examples(self, part: int) -> Examples:
+        if part >= self._num_test_parts:
+            return self.dataset.client(int(self._train_clients[part - self._num_test_parts]))
+        assert self._test is not None
+        x, y = self._test
+        batch = slice(part * self.batch_size, (part + 1) * self.batch_size)
+        return x[batch], y[batch]
+
+    def _score(self, examples: Examples, device: torch.device) -> list[float]:
+        """Examples, their summed loss, and of how many answers how many are right."""
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        num_answers = 0
+        for x, y in _batches(examples, self.batch_size):
+            inputs, targets = laid_out(x.to(device), self.model), y.to(device)
+            outputs = self.model.module(inputs)
+            total[0] += self.loss(outputs, targets).double() * len(x)
+            if self.dataset.num_classes is not None:
+                total[1] += _num_right(outputs, targets)
+                num_answers += targets.numel()
+        loss, right = total.tolist()
+        return [len(examples[0]), loss, right, num_answers]
+
+
+def _num_right(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.ndim != targets.ndim + 1:
+        raise ValueError(
+            f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape "
+            f"{tuple(targets.shape)}: accuracy needs one number for each class, along dimension 1. "
+            f"Leave num_classes out of the data set if its targets are not classes."
+        )
+    return (outputs.argmax(dim=1) == targets).sum()
+
+
+def _batches(examples: Examples, batch_size: int) -> Iterable[Examples]:
+    x, y = examples
+    for start in range(0, len(x), batch_size):
+        yield x[start : start + batch_size], y[start : start + batch_size]

@@ -1,0 +1,89 @@
+"""Clusterings to choose from: by labels, or by what the gradients say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedvarp.clients.gradients import ClientGradients
+from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clusters.k_means import k_means
+from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
+from fedvarp.data import FederatedDataset
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.simulation.progress import counted
+
+Of = Literal["gradients", "updates"]
+
+
+def by_label_sets(dataset: FederatedDataset) -> Tensor:
+    """(N,) int64: clients that hold the same labels form a cluster."""
+    if dataset.num_classes is None:
+        raise ValueError(
+            "This data set has no classes (num_classes), so clients cannot be grouped by labels. "
+            'clusters = "auto:K" groups them by their gradients.'
+        )
+    sets = [
+        tuple(sorted(set(dataset.client(i)[1].flatten().tolist())))
+        for i in range(dataset.num_clients)
+    ]
+    numbers = {labels: k for k, labels in enumerate(sorted(set(sets)))}
+    return torch.tensor([numbers[labels] for labels in sets])
+
+
+def by_gradients(
+    dataset: FederatedDataset,
+    model: FlatModel,
+    loss: Loss,
+    *,
+    local_sgd: LocalSGD,
+    w: Tensor,
+    num_clusters: int,
+    of: Of = "gradients",
+    buffers: Mapping[str, Tensor] | None = None,
+    round: int = 0,
+    seed: int = 0,
+    sketch_size: int = DEFAULT_SIZE,
+    progress: bool | None = None,
+) -> Tensor:
+    """(N,) int64: k-means on sketches of all clients' gradients at w, or of their updates.
+
+    In a real federation every client would send its sketch: `sketch_size` numbers, not d.
+
+    Args:
+        dataset: The clients' examples.
+        model: Computes the output; its parameters end up bound to another vector.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        w: (d,).
+        num_clusters: K.
+        of: "gradients" ∇f_i(w), one pass over the data; or "updates" Δ_i, a whole local training.
+        buffers: The model's buffers at w.
+        round: t, the key of the draws.
+        seed: The run's seed.
+        sketch_size: Numbers in a sketch.
+        progress: Whether to show a bar; None: in a terminal.
+    """
+    if not 1 <= num_clusters <= dataset.num_clients:
+        raise ValueError(
+            f"{dataset.num_clients} clients cannot form {num_clusters} clusters: choose from 1 to "
+            f"{dataset.num_clients}."
+        )
+    gradients = ClientGradients(dataset, model, loss, local_sgd, w, buffers or {}, seed)
+    sketch = Sketch(model.dim, sketch_size, seed, w.device)
+    sketches = torch.zeros(dataset.num_clients, sketch.size, dtype=torch.float64)
+    for client in counted(range(dataset.num_clients), f"Sketching {of}", progress):
+        if of == "gradients":
+            vector = gradients.gradient(client, w)
+        else:
+            if buffers:
+                model.load_buffers(buffers)
+            examples = gradients.examples(client)
+            vector = local_sgd.train(
+                model, loss, w, examples, seed=seed, round=round, client=client
+            ).delta
+        sketches[client] = torch.nan_to_num(sketch(vector), posinf=0.0, neginf=0.0)
+    return k_means(sketches, num_clusters, seed)

@@ -1,0 +1,1 @@
+from .diagnose import Diagnosis as Diagnosis

@@ -1,0 +1,112 @@
+"""Where a diagnosis is made: at the first model of some settings, or where a run stands."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.clusters.named import clusters_by_name
+from fedvarp.experiments.build import Experiment
+from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.server import Server
+from fedvarp.tables import ClientTable
+
+_REPLAYS: Final = ("fedvarp", "cluster_fedvarp")  # whose rows stand in for absent clients
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A model, and what its server had gathered by then.
+
+    Attributes:
+        round: After how many rounds.
+        w: (d,) the model.
+        buffers: What else it has.
+        clusters: (N,) int64, if k-means has found some.
+        rows: y_1 … y_N of FedVARP or ClusterFedVARP; None for others, and where the settings are
+            not those that the rows were made with.
+    """
+
+    round: int
+    w: Tensor
+    buffers: Mapping[str, Tensor]
+    clusters: Tensor | None = None
+    rows: ClientTable | None = None
+
+    def row_of(self, client: int) -> Tensor:
+        """y_i, (d,)."""
+        assert self.rows is not None
+        return self.rows.get(torch.tensor([client]))[0]
+
+
+def at_first(flat: FlatModel) -> Snapshot:
+    """Before the first round."""
+    return Snapshot(0, flat.vector(), flat.buffers())
+
+
+@contextlib.contextmanager
+def at_checkpoint(
+    directory: RunDirectory, experiment: Experiment, flat: FlatModel, *, with_rows: bool
+) -> Iterator[Snapshot]:
+    """After the last whole round of a run; its rows can be read inside the `with` block.
+
+    Args:
+        directory: Of the run.
+        experiment: What its settings stand for.
+        flat: Its model.
+        with_rows: Whether the settings are those the run was made with.
+    """
+    if not directory.checkpoint_folder.exists():
+        raise RunError(
+            f"{directory.path} has no checkpoint: no round of it was trained, or it was not "
+            f"copied. `fedvarp diagnose {directory.config_file}` looks at its first model."
+        )
+    with contextlib.ExitStack() as opened:
+        checkpoint = opened.enter_context(Checkpoint(directory.checkpoint_folder))
+        if checkpoint.round is None:
+            raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
+        w = checkpoint.store.read_tensor("state", "w", torch.float32, (flat.dim,))
+        rows = None
+        if with_rows and experiment.settings.algorithm in _REPLAYS:
+            rows = _rows(directory, checkpoint, experiment, flat, opened)
+        yield Snapshot(
+            checkpoint.round,
+            w.to(experiment.settings.device),
+            checkpoint.tensors(),
+            checkpoint.beside_rows().get("cluster_of"),
+            rows,
+        )
+
+
+def _rows(
+    directory: RunDirectory,
+    checkpoint: Checkpoint,
+    experiment: Experiment,
+    flat: FlatModel,
+    opened: contextlib.ExitStack,
+) -> ClientTable:
+    settings, dataset = experiment.settings, experiment.dataset
+    clusters = clusters_by_name(settings.clusters, settings.recluster_every, dataset)
+    table = TableSettings(
+        num_clients=dataset.num_clients,
+        dim=flat.dim,
+        dtype=settings.states.dtype,
+        folder=str(directory.checkpoint_folder) if settings.states.where == "disk" else None,
+        cluster_of=clusters.at_first,
+        clustering=clusters.changing,
+        device=settings.device,
+    )
+    aggregator = make_algorithm(settings.algorithm, table)
+    assert aggregator.states is not None
+    for rows in aggregator.states.tables():
+        opened.callback(rows.close)
+    checkpoint.restore(Server(flat.vector(), aggregator, experiment.server_optimizer))
+    return aggregator.states

@@ -1,0 +1,156 @@
+"""A diagnosis as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedvarp.analysis.formats import Grid
+from fedvarp.analysis.styles import LOOKS
+from fedvarp.analysis.units import in_bytes
+from fedvarp.diagnosis.diagnose import CAUSES, Diagnosis
+from fedvarp.theory.error_terms import ErrorTerms
+from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.step_errors import ParameterSpread, StepErrors
+
+_WIDTH: Final = 100
+_IN_WORDS: Final = ("", "what it is")  # headers of columns that hold no numbers
+_HEADER: Final = tuple(cause.label for cause in CAUSES.values())
+
+
+def grids(found: Diagnosis) -> list[Grid]:
+    """The diagnosis as tables."""
+    tables = [_constants(found)]
+    if found.step_errors:
+        title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
+        tables.append(_by_cause(title, shown_step_errors(found)))
+    if found.updates is not None and found.updates.by_parameter:
+        tables.append(_by_parameter(found.updates.by_parameter))
+    rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
+    if found.client_lr > found.smallest_allowed_lr:
+        rates.append((found.client_lr, "the run's, beyond some theorems"))
+    else:
+        rates = [(found.client_lr, "the run's")]
+    for rate, whose in rates:
+        title = f"Bounds on min E‖∇f‖² of {found.settings.rounds:,} rounds at {rate:.2g}, {whose}"
+        tables.append(_bounds(title, found.terms(rate).values()))
+    if found.curve:
+        tables.append(_curve(found))
+    return tables
+
+
+def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
+    """Tables, then advice."""
+    file = io.StringIO()
+    console = Console(file=file, width=_WIDTH, highlight=False)
+    for grid in grids(found):
+        table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE)
+        for name in grid.header:
+            table.add_column(name, justify="left" if name in _IN_WORDS else "right")
+        for line in grid.lines:
+            table.add_row(*map(Text, line))
+        console.print(table)
+    for advised in advice:
+        console.print(Text(f"- {advised}"))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def _constants(found: Diagnosis) -> Grid:
+    m, L = found.measured, found.measured.smoothness
+    sigma_K2 = m.sigma_K2
+    own = [("σ_K²", _number(sigma_K2), f"within {len(m.cluster_sizes or [])} clusters, mean over clients")]  # fmt: skip # noqa: E501
+    lines = [
+        ("f(w)", _number(m.loss), f"f* is at least {m.loss_lower_bound:g}"),
+        ("‖∇f(w)‖²", _number(m.gradient_norm2), ""),
+        ("σ²", _number(m.sigma2), "noise of a mini-batch, mean over clients and local steps"),
+        ("σ_g²", _number(m.sigma_g2), "between clients, mean over clients"),
+        ("", f"{m.sigma_g2_max:.3g}", "between clients, the largest of those measured"),
+        *(own if sigma_K2 is not None else []),
+        ("L", f"{L.curvature:.3g}", f"largest curvature of {len(L.by_client)} clients"),
+        ("", f"{L.gradient_difference:.3g}", "from the gradients at both ends of a client's walk"),
+        ("τ", f"{m.num_steps:g}", "local steps, mean over clients"),
+    ]
+    whom = f"all {m.num_clients:,}" if m.of_all_clients else f"{len(m.clients):,} of {m.num_clients:,}"  # fmt: skip # noqa: E501
+    title = f"{found.settings.name} after round {found.round}, measured over {whom} clients"
+    return Grid(title, ("", "value", "what it is"), tuple(lines))
+
+
+def _number(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    error = f" ± {estimate.standard_error:.1g}" if estimate.standard_error > 0 else ""
+    return f"{estimate.value:.3g}{error}"
+
+
+def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
+    """Errors of a step by the names they are shown under: algorithms, then the run's own rows."""
+    shown = {LOOKS[name].label: one for name, one in found.step_errors.items()}
+    if (own := found.step_errors_with_rows) is not None:
+        shown[with_rows(LOOKS[own.algorithm].label)] = own
+    return shown
+
+
+def with_rows(label: str) -> str:
+    """What an algorithm is called where its rows are those of the run."""
+    return f"{label}, its rows"
+
+
+def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Grid:
+    lines = tuple(
+        (
+            label,
+            *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
+            f"{one.total:.3g}",
+        )
+        for label, one in errors.items()
+    )
+    return Grid(title, ("", *_HEADER, "together"), lines)
+
+
+def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Grid:
+    lines = tuple(
+        (
+            name,
+            f"{one.between_clients:.3g}",
+            f"{one.around_rows:.3g}",
+            f"{one.around_rows / one.between_clients:.0%}" if one.between_clients > 0 else "–",
+        )
+        for name, one in spreads.items()
+    )
+    header = ("", "between clients", "around the rows of this run", "left")
+    return Grid("Spread of the updates, by parameter", header, lines)
+
+
+def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:
+    lines = tuple(
+        (
+            LOOKS[one.algorithm].label + ("" if one.exact else " (approx.)"),
+            *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
+            f"{one.floor:.3g}",
+            f"{one.initial + one.start_up:.3g}",
+        )
+        for one in terms
+    )
+    return Grid(title, ("", *_HEADER, "floor", "falls as 1/T"), lines)
+
+
+def _curve(found: Diagnosis) -> Grid:
+    codec = found.settings.states.dtype
+    lines = tuple(
+        (
+            f"{point.num_clusters:,}",
+            f"{point.sigma_K2:.3g}",
+            f"{point.share_removed:.0%}",
+            in_bytes(found.table_bytes(point.num_clusters, codec)),
+            in_bytes(found.table_bytes(point.num_clusters, "int8")),
+        )
+        for point in found.curve
+    )
+    header = ("clusters K", "σ_K²", "removed", f"rows as {codec}", "as int8")
+    return Grid("Clusters found by k-means on sketched gradients", header, lines)

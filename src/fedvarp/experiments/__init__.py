@@ -1,0 +1,5 @@
+"""From a page of settings to a run, and to a sweep of runs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,224 @@
+"""Reads settings from presets, config files and --set key=value, and says what is wrong with them.
+
+Later sources win: a preset, then the file that names it, then each --set. Three rules make
+overriding do what one means:
+
+- a section that comes in kinds starts anew when its kind changes (``data = "digits"`` forgets the
+  options of CIFAR-10), and its kind may stand for it: ``model = "resnet18"``;
+- ``steps`` replaces ``epochs`` and the other way round;
+- ``--set key=none`` goes back to the default.
+
+>>> load_settings("digits", ["algorithm=mifa", "client_lr=0.1"]).local_sgd.lr
+0.1
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from fedvarp.experiments.errors import SettingsError, explain
+from fedvarp.experiments.sections import KINDS
+from fedvarp.experiments.settings import Settings
+
+SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
+"""The one setting that everybody changes, by the paper's name for it."""
+
+_ALTERNATIVES: Final = {
+    "local_sgd.epochs": "local_sgd.steps",
+    "local_sgd.steps": "local_sgd.epochs",
+}
+_UNSET: Final = object()
+
+
+def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
+    """The settings of a preset or a config file, changed by ``key=value`` texts.
+
+    Args:
+        source: The name of a preset, or a TOML file, which may build on one: ``preset = "digits"``.
+        overrides: Such as ``"algorithm=fedavg"`` or ``"local_sgd.batch_size=32"``.
+
+    Raises:
+        SettingsError: A setting is unknown, missing or wrong; names it and where it was given.
+    """
+    layers = _Layers()
+    if str(source) in preset_names():
+        layers.add({"name": str(source)}, f"preset {source}")
+        layers.add(_parse(preset_text(str(source)), f"preset {source}"), f"preset {source}")
+    else:
+        path = _existing(Path(source))
+        given = _parse(_text(path), str(path))
+        preset = given.pop("preset", None)
+        if preset is not None:
+            if not isinstance(preset, str):
+                raise SettingsError(
+                    f"{path}: preset = {preset!r} should be the name of one, as in "
+                    f'preset = "digits".'
+                )
+            layers.add(_parse(preset_text(preset), f"preset {preset}"), f"preset {preset}")
+        layers.add({"name": path.stem}, str(path))
+        layers.add(given, str(path))
+    for text in overrides:
+        layers.add(_override(text), f"--set {text}")
+    return layers.settings()
+
+
+def settings_of_run(config: Mapping[str, Any], where: str, overrides: Sequence[str]) -> Settings:
+    """The settings that a run directory recorded, changed by ``key=value`` texts."""
+    if "data" not in config:
+        raise SettingsError(
+            f"{where} was written by a Python program that called simulate(); its data and model "
+            f"are known to that program alone. Go on there, with resume=True."
+        )
+    layers = _Layers()
+    layers.add(config, where)
+    for text in overrides:
+        layers.add(_override(text), f"--set {text}")
+    return layers.settings()
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    pages = resources.files("fedvarp.experiments.presets").iterdir()
+    return sorted(page.name.removesuffix(".toml") for page in pages if page.name.endswith(".toml"))
+
+
+def preset_text(name: str) -> str:
+    """The page of a preset."""
+    if name not in preset_names():
+        raise SettingsError(
+            f"There is no preset called {name!r}. {_nearest(name)}"
+            f"There are {', '.join(preset_names())}."
+        )
+    return (resources.files("fedvarp.experiments.presets") / f"{name}.toml").read_text(
+        encoding="utf-8"
+    )
+
+
+def preset_summary(name: str) -> str:
+    """The first line of a preset's page."""
+    return preset_text(name).splitlines()[0].removeprefix("#").strip()
+
+
+@dataclass
+class _Layers:
+    """Settings by their dotted names, and where each was given last."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def add(self, layer: Mapping[str, Any], origin: str) -> None:
+        flat = _by_dotted_name(layer, origin)
+        for name, value in flat.items():
+            section = name.removesuffix(".name")
+            if section in KINDS and section != name and self.values.get(name) != value:
+                self._forget(section)
+            if name in _ALTERNATIVES and _ALTERNATIVES[name] not in flat:
+                self._forget(_ALTERNATIVES[name])
+        for name, value in flat.items():
+            self._forget(name)
+            if value is not _UNSET:
+                self.values[name] = value
+            self.origins[name] = origin
+
+    def settings(self) -> Settings:
+        raw: dict[str, Any] = {}
+        for name, value in self.values.items():
+            *sections, last = name.split(".")
+            table = raw
+            for section in sections:
+                table = table.setdefault(section, {})
+            table[last] = value
+        try:
+            return Settings.model_validate(raw)
+        except ValidationError as error:
+            raise SettingsError(explain(error, raw, self.origins)) from error
+
+    def _forget(self, name: str) -> None:
+        """What stands at that name, below it, and where it would stand below: 3 is no section."""
+        inside = [n for n in self.values if n == name or n.startswith(f"{name}.")]
+        above = [n for n in self.values if name.startswith(f"{n}.")]
+        for gone in inside + above:
+            del self.values[gone], self.origins[gone]
+
+
+def _by_dotted_name(table: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        name = SHORT_NAMES.get(prefix + key, prefix + key)
+        if name in KINDS and isinstance(value, str):
+            name = f"{name}.name"
+        inside = isinstance(value, Mapping)
+        found = _by_dotted_name(value, origin, f"{name}.") if inside else {name: value}
+        for again in flat.keys() & found.keys():
+            raise SettingsError(f"{origin} gives {again} twice, once by its short name.")
+        flat |= found
+    return flat
+
+
+def _override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set {text}: write key=value, such as --set rounds=100.")
+    return {key.strip(): _UNSET if value.strip() == "none" else _value(value.strip())}
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or a number that TOML would write otherwise (.5), or else just the text."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        if set(parsed) == {"value"}:
+            return parsed["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(
+            f"{where} cannot be read as TOML: {error}. Texts need quotes there, as in "
+            f'algorithm = "fedvarp".'
+        ) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path} is no text in UTF-8, as TOML is ({error.reason} at byte {error.start}). Is it "
+            f"another file than you meant? Else save it as UTF-8."
+        ) from error
+
+
+def _existing(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if (path / "config.toml").is_file():
+        raise SettingsError(
+            f"{path} is the directory of a run. `fedvarp resume {path}` goes on with it; to run "
+            f"the same settings elsewhere, use {path / 'config.toml'} and --out."
+        )
+    raise SettingsError(
+        f"There is no config file {str(path)!r}, and no preset of that name. "
+        f"{_nearest(path.name)}`fedvarp presets` lists the presets."
+    )
+
+
+def _nearest(name: str) -> str:
+    near = get_close_matches(name, preset_names(), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}? " if near else ""

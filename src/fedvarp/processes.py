@@ -1,0 +1,100 @@
+"""This process and its children: cores, memory, Ctrl-C, and the death of a parent.
+
+What the operating system has to be asked for, in one place and without torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Final
+
+CORES_VARIABLE: Final = "FEDVARP_CORES"
+_TRIM_THRESHOLD: Final = -1  # the numbers of malloc.h
+_MMAP_THRESHOLD: Final = -3
+_LARGEST_MMAP_THRESHOLD: Final = 32 * 2**20  # glibc refuses more
+_NEVER_TRIM: Final = 2**30
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def usable_cores() -> int:
+    """What the environment variable FEDVARP_CORES says; else the cores this process may use.
+
+    A sweep sets it, so that several runs at once do not each take all cores.
+    """
+    told = os.environ.get(CORES_VARIABLE, "")
+    if told:
+        if not told.isdecimal() or int(told) < 1:
+            raise ValueError(f"{CORES_VARIABLE}={told!r} must be a whole number of at least 1.")
+        return int(told)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process reuse freed memory in place of giving it back to the system.
+
+    Each local step frees its activations, and by default the next step has them mapped and zeroed
+    anew: thousands of page faults for one LeNet-5 client. Called by the command line and by the
+    workers of `ParallelTrainer`; a script that trains in its own process may call it first.
+
+    Returns:
+        Whether this system has the setting.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    malloc = ctypes.CDLL(None)
+    kept_small = malloc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    return bool(kept_small and malloc.mallopt(_TRIM_THRESHOLD, _NEVER_TRIM))
+
+
+def who_is_watched() -> int | None:
+    """Our process number, for `signal_when_orphaned` in a child; None from a passing thread.
+
+    Linux takes the end of the thread that started a child for the end of its parent.
+    """
+    return os.getpid() if threading.current_thread() is threading.main_thread() else None
+
+
+def signal_when_orphaned(parent: int | None, which: signal.Signals) -> None:
+    """In a child: asks Linux for that signal when the parent dies. Other systems have no such call.
+
+    Args:
+        parent: What `who_is_watched` said in the parent; None: nothing is asked for.
+        which: The signal.
+    """
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, which)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+class Interruption:
+    """While entered, the first SIGINT only sets `requested`; the second one raises as usual."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interruption:
+        # Only the main thread may handle signals; elsewhere Ctrl-C goes to whoever runs there.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

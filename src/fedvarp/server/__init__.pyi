@@ -1,0 +1,10 @@
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import CheckpointError as CheckpointError
+from .flat_model import FlatModel as FlatModel
+from .optimizers import SGD as SGD
+from .optimizers import Momentum as Momentum
+from .optimizers import ServerOptimizer as ServerOptimizer
+from .optimizers import Steady as Steady
+from .server import Broadcast as Broadcast
+from .server import RoundReport as RoundReport
+from .server import Server as Server

@@ -1,0 +1,164 @@
+"""How the server walks in the direction v."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.tables.blocks import blocks, longest_block
+
+_INNER: Final = "inner/"  # before the names of what an optimiser within another remembers
+
+
+class ServerOptimizer(ABC):
+    """One step of the server's model; what it remembers is saved by checkpoints."""
+
+    @abstractmethod
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """Moves w, in place, against v.
+
+        Args:
+            w: (d,), the model.
+            v: (d,), the direction, per unit of client walk; may be overwritten.
+            scale: How far the clients walked, η_c times the mean number of local steps.
+        """
+
+    def plain_rate(self, scale: float) -> float | None:
+        """η, if the step is `walk(w, v, η)` and nothing else; None if there is more to it."""
+        return None
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What the optimiser remembers, by name."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave."""
+        if tensors:
+            raise ValueError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+
+
+def walk(w: Tensor, v: Tensor, rate: float) -> None:
+    """w ← w − rate · v, in place, rounded after each of the two operations.
+
+    torch's own `w.add_(v, alpha=-rate)` rounds once or twice, depending on where in the vector a
+    number stands. A step taken piece by piece, or by a compiled kernel, must give the same bits.
+    """
+    product = v.new_empty(longest_block(len(v)))
+    for here in blocks(len(v)):
+        w[here] -= torch.mul(v[here], rate, out=product[: here.stop - here.start])
+
+
+def _positive(lr: float) -> float:
+    if not lr > 0:
+        raise ValueError(f"The server learning rate is {lr}; it must be above zero (paper: 1.0).")
+    return lr
+
+
+class SGD(ServerOptimizer):
+    """The paper's server step, w ← w − η_s η_c τ v."""
+
+    def __init__(self, lr: float = 1.0) -> None:
+        self.lr = _positive(lr)
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """w ← w − η_s · scale · v: line 9 of Algorithms 2 and 3."""
+        walk(w, v, self.lr * scale)
+
+    def plain_rate(self, scale: float) -> float:
+        """η_s · scale."""
+        return self.lr * scale
+
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+        return {"optimizer": "sgd", "server_lr": self.lr}
+
+
+class Momentum(ServerOptimizer):
+    """Heavy-ball momentum on the server: u ← β u + v, w ← w − η_s · scale · u.
+
+    u stays per unit of client walk, so that a decaying client rate does not leave old, long steps
+    in it.
+    """
+
+    def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
+        if not 0 <= beta < 1:
+            raise ValueError(f"The server momentum is {beta}; it must be in [0, 1), usually 0.9.")
+        self.lr = _positive(lr)
+        self.beta = beta
+        self._u: Tensor | None = None
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """One step; the first one is that of SGD."""
+        if self._u is None:
+            self._u = torch.zeros_like(w)
+        self._u.mul_(self.beta).add_(v)
+        w.add_(self._u, alpha=-self.lr * scale)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The velocity, once there is one."""
+        return {} if self._u is None else {"velocity": self._u}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the velocity back."""
+        self._u = tensors.get("velocity")
+
+    def describe(self) -> Mapping[str, object]:
+        """Name and settings."""
+        return {"optimizer": "momentum", "server_lr": self.lr, "server_momentum": self.beta}
+
+
+class Steady(ServerOptimizer):
+    """Another optimiser's steps, each as long as clients walk on average over all rounds so far.
+
+    The number of local steps differs between clients that hold more or less data, and so does its
+    mean from one small cohort to the next. FedVARP's v stands for all clients: how much data this
+    round's happened to hold is no reason to go further along it. Where all clients take equally
+    many steps, nothing changes, to the bit. For a constant client rate: the mean would lag behind a
+    schedule.
+
+    >>> steady, w = Steady(SGD(lr=1.0)), torch.zeros(1)
+    >>> steady.step(w, torch.ones(1), scale=2.0)
+    >>> w
+    tensor([-2.])
+    >>> steady.step(w, torch.ones(1), scale=4.0)  # their mean is 3
+    >>> w
+    tensor([-5.])
+    """
+
+    def __init__(self, inner: ServerOptimizer) -> None:
+        self.inner = inner
+        self._mean = 0.0
+        self._rounds = 0
+
+    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
+        """The inner step at the mean of all scales, this one included."""
+        self._rounds += 1
+        self._mean += (scale - self._mean) / self._rounds  # of equal scales, exactly that scale
+        self.inner.step(w, v, self._mean)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The mean and how many rounds it is of, beside what the inner one remembers."""
+        of_inner = {f"{_INNER}{name}": part for name, part in self.inner.tensors().items()}
+        if self._rounds == 0:
+            return of_inner
+        return {"steady": torch.tensor([self._mean, self._rounds], dtype=torch.float64), **of_inner}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes both back."""
+        own = tensors.get("steady")
+        of_inner = {name: part for name, part in tensors.items() if name.startswith(_INNER)}
+        self.inner.load({name.removeprefix(_INNER): part for name, part in of_inner.items()})
+        self._mean = 0.0 if own is None else float(own[0])
+        self._rounds = 0 if own is None else int(own[1])
+
+    def describe(self) -> Mapping[str, object]:
+        """Those of the inner one, and that steps are steady."""
+        return {**self.inner.describe(), "server_step": "steady"}

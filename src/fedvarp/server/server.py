@@ -1,0 +1,191 @@
+"""The server: the model, the algorithm and the optimiser. The same object in every deployment."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.algorithms import Aggregator
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
+
+_LARGEST_STEP: Final = 1e30
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """What the server sends at the start of a round."""
+
+    round: int
+    clients: Tensor  # (M,) int64
+    w: Tensor  # (d,), a copy: it stays the model of this round
+    corrections: Tensor | None  # (M, d), added to each local gradient; None: nothing to add
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, beside w
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What became of the replies of a round."""
+
+    round: int  # the number of rounds received, this one included if anything was accepted
+    accepted: tuple[int, ...]
+    refused: Mapping[int, str]  # client: why
+
+
+class Server:
+    """Sends the model out, takes updates in, and moves the model.
+
+    >>> from fedvarp import FedVARP, MemoryTable, SGD
+    >>> server = Server(torch.zeros(2), FedVARP(MemoryTable(num_clients=4, dim=2)), SGD(lr=1.0))
+    >>> steps = torch.tensor([1, 1])
+    >>> deltas = torch.tensor([[2.0, 0.0], [0.0, float("nan")]])
+    >>> report = server.receive(RoundUpdates(torch.tensor([0, 3]), deltas, steps, steps, scale=0.5))
+    >>> report.accepted, list(report.refused)
+    ((0,), [3])
+    >>> server.w
+    tensor([-1.,  0.])
+    """
+
+    def __init__(self, w: Tensor, aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
+        if w.ndim != 1 or not w.is_floating_point() or not bool(w.isfinite().all()):
+            raise ValueError(
+                f"The server's model must be one vector of finite numbers, not {w.dtype} of shape "
+                f"{tuple(w.shape)}. FlatModel turns any nn.Module into one."
+            )
+        states = aggregator.states
+        if states is not None and (states.dim, states.values) != (len(w), w.dtype):
+            raise ValueError(
+                f"The table has rows of {states.dim} numbers ({states.values}), the model has "
+                f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
+            )
+        self.w = w.detach().clone()
+        self.aggregator = aggregator
+        self.optimizer = copy.deepcopy(optimizer)
+        self.optimizer.load({})  # what it remembers of another server's steps is not ours
+        self.round = 0
+
+    @torch.no_grad()
+    def broadcast(self, clients: Tensor, out: Tensor | None = None) -> Broadcast:
+        """w, and corrections to the local gradients if the algorithm has any.
+
+        Args:
+            clients: (M,) int64, who is asked.
+            out: (d,), memory for the copy of w; fresh pages cost ten times what copying does.
+        """
+        return Broadcast(
+            round=self.round,
+            clients=clients,
+            w=self.w.clone() if out is None else out.copy_(self.w),
+            corrections=self.aggregator.corrections(clients),
+        )
+
+    @torch.no_grad()
+    def receive(self, updates: RoundUpdates) -> RoundReport:
+        """One round: v from the updates, then a step of w.
+
+        A reply that cannot be used costs nothing but itself; it is as if that client had never
+        answered. If none can be used, everything stays as it was, the round number too.
+
+        Raises:
+            ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
+            IndexError: The table does not know one of the clients.
+        """
+        updates.check()
+        usable = self._usable(updates)
+        accepted = tuple(usable.clients.tolist())
+        if accepted:
+            _refuse_overflow(usable)
+            self.aggregator.move(self.w, usable, self.optimizer)
+            self.round += 1
+        return RoundReport(self.round, accepted, dict(usable.refused))
+
+    @torch.no_grad()
+    def refresh(self, updates: RoundUpdates) -> RoundReport:
+        """Replies that came too late for their round: they refresh rows; w stays where it is.
+
+        None is accepted by an algorithm that keeps no updates (FedAvg), or keeps them relative to
+        the round they belong to (SCAFFOLD).
+        """
+        updates.check()
+        usable = self._usable(updates)
+        remembered = len(usable.clients) > 0 and self.aggregator.remember(usable)
+        accepted = tuple(usable.clients.tolist()) if remembered else ()
+        return RoundReport(self.round, accepted, dict(usable.refused))
+
+    def skip(self) -> None:
+        """Counts a round in which nobody answered, so that the next one draws another cohort."""
+        self.round += 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory (or disk) that the model, the optimiser and the algorithm's memory take."""
+        states = self.aggregator.states
+        tensors = [*self.optimizer.tensors().values(), *self.aggregator.tensors().values()]
+        remembered = sum(tensor.nbytes for tensor in tensors)
+        return self.w.nbytes + remembered + (0 if states is None else states.num_bytes)
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved run to go on with this server."""
+        return {
+            "dim": len(self.w),
+            "model_dtype": str(self.w.dtype).removeprefix("torch."),
+            **self.optimizer.describe(),
+            **self.aggregator.describe(),
+        }
+
+    def _usable(self, updates: RoundUpdates) -> RoundUpdates:
+        """The replies that can be used, by client number: their order of arrival means nothing."""
+        clients = updates.clients.tolist()
+        numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
+        told = zip(
+            clients,
+            updates.num_steps.tolist(),
+            updates.num_examples.tolist(),
+            updates.magnitudes,
+            strict=True,
+        )
+        refused = {
+            client: why
+            for client, steps, examples, magnitude in told
+            if (why := self._fault(numbers, dtype, steps, examples, magnitude)) is not None
+        }
+        order = sorted(
+            (m for m, client in enumerate(clients) if client not in refused),
+            key=clients.__getitem__,
+        )
+        return updates if order == list(range(len(clients))) else updates.keep(order, refused)
+
+    def _fault(
+        self, numbers: int, dtype: torch.dtype, steps: int, examples: int, magnitude: float
+    ) -> str | None:
+        """Why a reply cannot be used; None if it can."""
+        if numbers != len(self.w):
+            return f"its update has {numbers} numbers, the model has {len(self.w)}"
+        if dtype != self.w.dtype:
+            return f"its update is {dtype}, the model is {self.w.dtype}"
+        if steps < 1:
+            return f"it reports {steps} local steps"
+        if examples < 0:
+            return f"it reports {examples} examples"
+        if not math.isfinite(magnitude):
+            return "its update holds NaN or infinity: local training diverged; lower client_lr"
+        if magnitude > LARGEST_MAGNITUDE:
+            return f"its update reaches {magnitude:.1e}: local training diverged; lower client_lr"
+        return None
+
+
+def _refuse_overflow(updates: RoundUpdates) -> None:
+    """Weights or a scale beyond all reason would make w infinite after the table has changed."""
+    reach = max(updates.magnitudes) * float(updates.averaging_weights.abs().sum()) * updates.scale
+    if reach > _LARGEST_STEP:
+        raise ValueError(
+            f"The step of this round would reach {reach:.1e}. With replies of at most "
+            f"{max(updates.magnitudes):.1e}, look at RoundUpdates.weights and scale."
+        )

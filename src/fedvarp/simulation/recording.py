@@ -1,0 +1,163 @@
+"""A simulation that is kept on disk, round by round, and goes on where the last one ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from fedvarp.runs import versions
+from fedvarp.runs.directory import Journal, RunDirectory, RunError, changes, lasting
+from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.simulation.description import plain
+
+if TYPE_CHECKING:
+    from fedvarp.simulation.round_loop import Record, Simulation, SimulationResult
+
+
+class RecordedRun:
+    """A simulation that leaves a run directory behind and goes on where the last one ended.
+
+    Args:
+        directory: Where.
+        simulation: What to run.
+        fingerprint: Of the data, the model and the loss; a resumed run must have the same.
+        settings: Of the run; a resumed run must have those its checkpoint was made with. What it
+            may be told anew is written once everything else agrees.
+        commit_every: Rounds between checkpoints.
+        fsync: Whether they wait for the disk.
+        after_commit: Called once a checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        simulation: Simulation,
+        fingerprint: str,
+        settings: Mapping[str, Any],
+        commit_every: int,
+        fsync: bool,
+        after_commit: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._simulation = simulation
+        self._fingerprint = fingerprint
+        self._settings = settings
+        # The sampler as it is: settings may only name the file that its trace was read from.
+        self._lasting = lasting({**settings, "sampler": plain(simulation.sampler)})
+        self._commit_every = commit_every
+        self._fsync = fsync
+        self._after_commit = after_commit
+        with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
+            self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=fsync)
+            opened.callback(self._checkpoint.close)
+            self._metrics = Journal(directory.metrics_file)
+            opened.callback(self._metrics.close)
+            self._timings = Journal(directory.timings_file)
+            opened.callback(self._timings.close)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> RecordedRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._opened.close()
+
+    def run(self, rounds: int, progress: bool | None, announce: bool = True) -> SimulationResult:
+        """Goes on from the last checkpoint to round `rounds`.
+
+        Args:
+            rounds: T.
+            progress: Whether to show a bar.
+            announce: Whether to say how to go on after Ctrl-C.
+        """
+        self._go_back_to_the_checkpoint()
+        self._directory.update_settings(self._settings)
+        if 0 < self._simulation.server.round < rounds:
+            self._note_versions(aloud=progress is not False)
+        before = self._directory.metrics()
+        evaluated = [record for record in before if _is_evaluated(record)]
+        result = self._simulation.run(
+            rounds, progress, keep=self._keep, last=evaluated[-1] if evaluated else None
+        )
+        if self._checkpoint.round != self._simulation.server.round:
+            self._commit()
+        if result.stopped == "interrupted" and announce:
+            Console(stderr=True).print(
+                f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
+                f"on, call again with out={str(self._directory.path)!r} and resume=True.",
+                highlight=False,
+                soft_wrap=True,
+            )
+        final = self._simulation.model.state_dict(result.server.w)
+        self._directory.export_model(final, after_round=result.server.round)
+        return dataclasses.replace(result, metrics=before + result.metrics)
+
+    def _note_versions(self, aloud: bool) -> None:
+        done = self._simulation.server.round
+        different = versions.note_change(self._directory.versions_file, done)
+        if different and aloud:
+            Console(stderr=True).print(
+                f"{self._directory.path} was made with {'; '.join(different)}: from round "
+                f"{done + 1} on its figures may be rounded otherwise than if it had never stopped. "
+                f"{self._directory.versions_file.name} notes it.",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _go_back_to_the_checkpoint(self) -> None:
+        if self._checkpoint.round is None:
+            # The initial model is committed with the first line; more lines had a checkpoint once.
+            if self._metrics.num_lines > 1:
+                raise self._directory.without_checkpoint()
+        elif self._checkpoint.notes["fingerprint"] != self._fingerprint:
+            raise RunError(
+                f"The run in {self._directory.path} was made with other data, another model or "
+                f"another loss. (A data set that changes each time it is loaded cannot be resumed; "
+                f"randomness belongs into its `augment`.)"
+            )
+        self._refuse_edited_settings()
+        if self._checkpoint.restore(self._simulation.server):
+            self._simulation.buffers = self._checkpoint.tensors()
+        notes = self._checkpoint.notes
+        self._metrics.cut_back(notes.get("metrics_bytes", 0))
+        # No commit waits until the disk has these: a power failure may have cost some.
+        self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
+
+    def _refuse_edited_settings(self) -> None:
+        """What was set when the checkpoint was made must still be set so; names may have joined."""
+        before = self._checkpoint.notes.get("settings", {})
+        if edited := changes(before, self._lasting, before):
+            raise RunError(
+                f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
+                f"config.toml was edited since, or a file that it names. Put it back to go on, or "
+                f"begin a run of its own."
+            )
+
+    def _keep(self, record: Record, seconds: float) -> None:
+        self._metrics.append(record)
+        self._timings.append({"round": record["round"], "seconds": seconds})
+        if record["round"] % self._commit_every == 0:
+            self._commit()
+
+    def _commit(self) -> None:
+        if self._fsync:
+            self._metrics.sync()
+        self._checkpoint.commit(
+            self._simulation.server,
+            tensors=self._simulation.buffers,
+            notes={
+                "metrics_bytes": self._metrics.size,
+                "timings_bytes": self._timings.size,
+                "fingerprint": self._fingerprint,
+                "settings": self._lasting,
+            },
+        )
+        self._after_commit()
+
+
+def _is_evaluated(record: Record) -> bool:
+    return "test_loss" in record or "train_loss" in record or record["round"] == 0

@@ -1,0 +1,242 @@
+"""Clients of a cluster share one row: ClusterFedVARP is FedVARP over this table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.server.optimizers import walk
+from fedvarp.tables.base import ClientTable
+from fedvarp.tables.blocks import blocks
+from fedvarp.tables.checks import check_clients, check_finite, check_put
+from fedvarp.tables.largest_entries import row_magnitudes
+from fedvarp.tables.row_table import RowTable
+
+
+class ClusteredTable(ClientTable):
+    """The state of client i is row c_i of a table with one row per cluster (Algorithm 3).
+
+    Args:
+        cluster_of: (N,) int64, c_i in 0 … K-1.
+        states: A table with K rows; where it keeps them and how is its own affair.
+        client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
+        clustering: How the clusters are made, if they are to change with time. A checkpoint then
+            keeps the clusters themselves and asks only that they are made in the same way.
+
+    >>> from fedvarp import MemoryTable
+    >>> states = ClusteredTable(torch.tensor([0, 0, 1]), MemoryTable(num_clients=2, dim=1))
+    >>> states.put(torch.tensor([0, 1]), torch.tensor([[2.0], [4.0]]))
+    >>> states.get(torch.tensor([0, 1, 2])).T
+    tensor([[3., 3., 0.]])
+    >>> states.mean()
+    tensor([2.])
+    """
+
+    def __init__(
+        self,
+        cluster_of: Tensor,
+        states: RowTable,
+        client_weights: Tensor | None = None,
+        clustering: str | None = None,
+    ) -> None:
+        _check_clusters(cluster_of, states.num_clients)
+        self.cluster_of = cluster_of.cpu().clone()
+        self.states = states
+        self.num_clients = len(cluster_of)
+        self.dim = states.dim
+        self.values = states.values
+        if client_weights is not None and client_weights.shape != cluster_of.shape:
+            raise ValueError(
+                f"{tuple(client_weights.shape)} client_weights for {len(cluster_of)} clients; give "
+                f"one weight a client."
+            )
+        self._client_weights = client_weights
+        self._clustering = clustering
+        self._share_rows()
+
+    def get(self, clients: Tensor) -> Tensor:
+        """The rows of these clients' clusters, (M, d), a copy."""
+        check_clients(clients, self.num_clients)
+        return self.states.get(self._clusters(clients))
+
+    def put(self, clients: Tensor, rows: Tensor) -> None:
+        """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 12."""
+        check_put(self, clients, rows)
+        check_finite(clients, row_magnitudes(rows))
+        self.states.put(*_mean_by_cluster(self._clusters(clients), rows))
+
+    def mean(self, out: Tensor | None = None) -> Tensor:
+        """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
+        return self.states.mean(out)
+
+    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
+        """Moves w by −rate · v; then each cluster's row is its mean Δ_i."""
+        check_put(self, updates.clients, updates.deltas)
+        check_finite(updates.clients, updates.magnitudes)
+        clusters = self._clusters(updates.clients)
+        rows, means = _mean_by_cluster(clusters, updates.deltas)
+        weights = updates.averaging_weights
+        row_weights = _sum_by_cluster(weights.cpu(), clusters, self.states.num_clients)[rows]
+        onto_rows = updates.onto_rows(rows, means, row_weights.to(weights.device))
+        if updates.weights is None or len(rows) == len(clusters):
+            self.states.exchange(onto_rows, w, rate)
+        else:
+            # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
+            rest = updates.average(updates.deltas) - row_weights.to(means) @ means
+            self.states.exchange(onto_rows, w, rate)
+            walk(w, rest, rate)
+
+    def add_clients(self, clusters: Tensor) -> range:
+        """Lets more clients in, one in each of these clusters; returns their numbers.
+
+        The next use of the table costs O(K·d): rows weigh differently from now on.
+        """
+        if self._client_weights is not None:
+            raise ValueError(
+                "This table has client weights; make a new ClusteredTable over the same states "
+                "with the clusters and weights of all clients."
+            )
+        _check_clusters(clusters, self.states.num_clients)
+        first = self.num_clients
+        self.cluster_of = torch.cat([self.cluster_of, clusters.cpu()])
+        self.num_clients = len(self.cluster_of)
+        self._share_rows()
+        return range(first, self.num_clients)
+
+    def drop_clients(self, count: int) -> None:
+        """Lets the last `count` clients go; their clusters' rows stay, and weigh less.
+
+        The next use of the table costs O(K·d), as with `add_clients`.
+        """
+        if self._client_weights is not None or not 0 < count < self.num_clients:
+            raise ValueError(
+                f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
+                f"in a table without client weights."
+            )
+        self.cluster_of = self.cluster_of[:-count].clone()
+        self.num_clients = len(self.cluster_of)
+        self._share_rows()
+
+    def move(self, clients: Tensor, clusters: Tensor) -> None:
+        """Puts these clients into these clusters, new ones among them; rows stay as they are.
+
+        The next use of the table costs O(K·d), as with `add_clients`.
+        """
+        check_clients(clients, self.num_clients)
+        new_rows = int(clusters.max()) + 1 - self.states.num_clients
+        if new_rows > 0:
+            self.states.add_rows(new_rows)
+        _check_clusters(clusters, self.states.num_clients)
+        self.cluster_of[clients.cpu()] = clusters.cpu()
+        self._share_rows()
+
+    def recluster(self, cluster_of: Tensor) -> None:
+        """Puts the clients into other clusters; O(K·d), and `mean` stays what it was.
+
+        A client's state is the row of its cluster. So the row of a new cluster becomes the mean of
+        its clients' present states, each counted as the objective counts the client: the mean over
+        all clients is then the same before and after, to the accuracy of the codec.
+        """
+        _check_clusters(cluster_of, self.states.num_clients)
+        if len(cluster_of) != self.num_clients:
+            raise ValueError(
+                f"{len(cluster_of)} clusters for {self.num_clients} clients; give one a client."
+            )
+        K = self.states.num_clients
+        cluster_of = cluster_of.cpu()
+        moved = torch.zeros(K, K, dtype=torch.float64)  # weight of the clients from old k to new k
+        moved.index_put_((cluster_of, self.cluster_of), self._weights(), accumulate=True)
+        heads = torch.zeros(K, K, dtype=torch.float64)  # their number, where none of them counts
+        heads.index_put_((cluster_of, self.cluster_of), torch.ones(len(cluster_of)).double(), True)
+        weightless = moved.sum(1) == 0
+        moved[weightless] = heads[weightless]
+        shares = moved / moved.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        clusters = torch.arange(K)
+        before = self.states.get(clusters)
+        after = torch.empty_like(before)
+        for here in blocks(self.dim):
+            after[:, here] = shares.to(before.device) @ before[:, here].double()
+        changed = (before != after).any(1).cpu()
+        self.states.put(clusters[changed], after[changed.to(after.device)])
+        self.cluster_of = cluster_of.clone()
+        self._share_rows()
+
+    def _share_rows(self) -> None:
+        self.states.share(
+            _sum_by_cluster(self._weights(), self.cluster_of, self.states.num_clients)
+        )
+
+    def _weights(self) -> Tensor:
+        if self._client_weights is None:
+            return torch.ones(self.num_clients, dtype=torch.float64)
+        return self._client_weights.double().cpu()
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The clusters, if they change with time."""
+        return {} if self._clustering is None else {"cluster_of": self.cluster_of}
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the clusters back; the rows are those of these clusters already."""
+        if "cluster_of" in tensors:
+            self.cluster_of = tensors["cluster_of"]
+            self._share_rows()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows written so far and of the running sum."""
+        return self.states.num_bytes
+
+    def tables(self) -> tuple[RowTable, ...]:
+        """The table of the clusters."""
+        return (self.states,)
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved table to be read back into this one."""
+        digest = hashlib.sha256(self.cluster_of.numpy().tobytes()).hexdigest()[:16]
+        told = {
+            **self.states.describe(),
+            "num_clients": self.num_clients,
+            "num_clusters": self.states.num_clients,
+            "cluster_of": self._clustering or digest,
+        }
+        if self._clustering is not None:
+            del told["row_weights"]  # the sizes of clusters, which change with them
+        return told
+
+    def _clusters(self, clients: Tensor) -> Tensor:
+        return self.cluster_of[clients.cpu()]
+
+
+def _check_clusters(cluster_of: Tensor, num_rows: int) -> None:
+    if cluster_of.ndim != 1 or cluster_of.dtype != torch.int64 or len(cluster_of) == 0:
+        raise ValueError(
+            f"cluster_of must be a one-dimensional int64 tensor with the cluster of each client, "
+            f"not {cluster_of.dtype} of shape {tuple(cluster_of.shape)}."
+        )
+    low, high = int(cluster_of.min()), int(cluster_of.max())
+    if low < 0 or high >= num_rows:
+        raise ValueError(
+            f"cluster_of names clusters {low} … {high}, but the table has {num_rows} rows, "
+            f"0 … {num_rows - 1}. Give it one row per cluster: "
+            f"MemoryTable(num_clients={high + 1}, …)."
+        )
+
+
+def _sum_by_cluster(numbers: Tensor, clusters: Tensor, num_clusters: int) -> Tensor:
+    return torch.zeros(num_clusters, dtype=numbers.dtype).index_add_(0, clusters, numbers)
+
+
+def _mean_by_cluster(clusters: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The clusters that occur, sorted, and the mean of the rows of each."""
+    distinct, place, count = torch.unique(clusters, return_inverse=True, return_counts=True)
+    if len(distinct) == len(clusters):
+        order = place.argsort()
+        in_order = bool((order[1:] > order[:-1]).all())
+        return distinct, rows if in_order else rows[order.to(rows.device)]
+    means = torch.zeros(len(distinct), *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    means.index_add_(0, place.to(rows.device), rows)
+    return distinct, means.div_(count.to(rows)[:, None])

@@ -1,0 +1,76 @@
+"""Rows in memory: the everyday table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvarp.tables.row_table import RowTable
+from fedvarp.tables.store import Store
+
+_SLAB_BYTES: Final = 16 * 2**20
+_ALIGNMENT: Final = 64  # bytes
+
+
+class MemoryTable(RowTable):
+    """Memory for the rows that were ever written; a million silent clients cost nothing.
+
+    Rows are cut from slabs of some megabytes. One allocation per row would leave, between those
+    that stay, holes of just the size that the allocator's alignment keeps it from using again.
+
+    >>> states = MemoryTable(num_clients=1_000_000, dim=3)
+    >>> states.put(torch.tensor([7, 42]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+    >>> states.get(torch.tensor([42, 5]))
+    tensor([[3., 2., 1.],
+            [0., 0., 0.]])
+    >>> states.mean() * 1_000_000
+    tensor([4., 4., 4.])
+    """
+
+    def _make_room(self) -> None:
+        self._rows: dict[int, Tensor] = {}
+        self._slab = torch.empty(0, 0, dtype=torch.uint8)
+        self._taken = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes: rows by themselves, since each would bring its whole slab along."""
+        rows = {number: row.clone() for number, row in self._rows.items()}
+        return {**self.__dict__, "_rows": rows, "_slab": self._slab[:0].clone(), "_taken": 0}
+
+    def _find(self, row: int) -> Tensor | None:
+        return self._rows.get(row)
+
+    def _blank(self) -> Tensor:
+        size = self.codec.row_bytes(self.dim)
+        if self._taken == len(self._slab):
+            stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+            count = max(1, min(_SLAB_BYTES // stride, 4 + len(self._rows)))
+            # NumPy's zeros are pages that take no memory until they are touched; torch's are not.
+            zeros = torch.from_numpy(np.zeros((count, stride), dtype=np.uint8))
+            self._slab, self._taken = zeros.to(self.device), 0
+        self._taken += 1
+        return self._slab[self._taken - 1, :size]
+
+    def _keep(self, row: int, encoded: Tensor) -> None:
+        self._rows[row] = encoded
+
+    def rows_written(self) -> Iterable[int]:
+        """Numbers of the rows that have been written."""
+        return self._rows.keys()
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows have been written."""
+        return len(self._rows)
+
+    def _adopt_rows(self, store: Store) -> None:
+        size = self.codec.row_bytes(self.dim)
+        database = f"rows/{self.name}"
+        self._rows = {
+            int(key): store.read_tensor(database, key, torch.uint8, (size,)).to(self.device)
+            for key in store.keys(database)
+        }

@@ -1,0 +1,157 @@
+"""Clients trained by the actors of a Ray cluster, for simulations that outgrow one machine."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.data import FederatedDataset
+from fedvarp.processes import usable_cores
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.server import Broadcast
+from fedvarp.trainers.ray_cluster import connect
+from fedvarp.trainers.ray_crew import Crew
+from fedvarp.trainers.ray_worker import Job, Worker, tensors_in_shared_memory
+
+
+@dataclass(eq=False)
+class RayTrainer:
+    """LocalSGD on the CPUs of a Ray cluster, to the same bits as `SequentialTrainer`.
+
+    Data, model and loss are sent once; w once a round and machine. Longest client first, the next
+    one to whoever is free. An actor that dies, alone or with its machine, is replaced and its
+    client trained again. The first round starts the actors, `close` ends them; or use `with`.
+
+    fedvarp must be installed on all machines. The actors of one machine share the data set's
+    tensors in memory that cannot be written to.
+
+    Attributes:
+        dataset: The clients' examples.
+        model: The model; it is copied, and the original left alone.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+        num_workers: How many actors, of one CPU each; None: one for each CPU of the cluster.
+        address: Of a cluster that is up ("auto": the one of this machine); None: that of
+            RAY_ADDRESS, or one that is started here, on 127.0.0.1. Where Ray is connected already,
+            that connection is used and left open.
+    """
+
+    dataset: FederatedDataset
+    model: FlatModel
+    loss: Loss
+    local_sgd: LocalSGD
+    seed: int
+    _: KW_ONLY
+    num_workers: int | None = None
+    address: str | None = None
+    _ray: Any = field(default=None, init=False, repr=False)
+    _crew: Crew | None = field(default=None, init=False, repr=False)
+    _own_connection: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.num_workers is not None and self.num_workers < 1:
+            raise ValueError(f"RayTrainer: num_workers={self.num_workers} must be at least 1.")
+
+    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        """See `ClientTrainer.train`."""
+        crew = self._crew or self._start()
+        with tensors_in_shared_memory(self._ray):
+            common = self._ray.put(replace(broadcast, corrections=None))
+            corrections = self._corrections(broadcast, clients)
+
+        def submit(actor: Any, client: int) -> Any:
+            return actor.train.remote(common, client, corrections.get(client), round)
+
+        done = crew.run(self._longest_first(clients), submit, round)
+        return combined([done[client] for client in clients.tolist()], broadcast.w)
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster if it was started here."""
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+        if self._own_connection:
+            self._ray.shutdown()
+            self._own_connection = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _start(self) -> Crew:
+        self._connect()
+        ray = self._ray
+        module = copy.deepcopy(self.model.module).cpu()  # its parameters may be views of a vector
+        job = Job(module, self.loss, self.local_sgd, self.seed)
+        try:
+            with tensors_in_shared_memory(ray):
+                dataset = ray.put(replace(self.dataset, test=None))
+                parts = ray.put(job)
+        except TypeError as error:
+            self.close()
+            raise TypeError(
+                f"The data set, the model or the loss cannot be sent to other processes: {error}. "
+                f"Things such as open files, locks and generators stay where they are; open them "
+                f"in the function that loads a client."
+            ) from error
+        actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
+        size = self.num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._crew = Crew(ray, lambda: actor.remote(dataset, parts), size)
+        return self._crew
+
+    def _connect(self) -> None:
+        loaded = sys.modules.get("ray")  # to import it here would be too early: see ray_cluster
+        if loaded is not None and loaded.is_initialized():
+            self._ray = loaded
+            return
+        cores = self.num_workers or usable_cores()
+        instead = "the other trainers use the cores of this machine."
+        self._ray = connect(self.address, cores, instead)
+        self._own_connection = True
+
+    def _corrections(self, broadcast: Broadcast, clients: Tensor) -> dict[int, Any]:
+        if broadcast.corrections is None:
+            return {}
+        row = dict(zip(broadcast.clients.tolist(), broadcast.corrections, strict=True))
+        return {client: self._ray.put(row[client]) for client in clients.tolist()}
+
+    def _longest_first(self, clients: Tensor) -> list[int]:
+        sizes = self.dataset.num_examples
+        if sizes is None:
+            return [int(client) for client in clients]
+        return sorted(clients.tolist(), key=lambda client: -int(sizes[client]))
+
+
+def combined(singles: list[RoundUpdates], w: Tensor) -> RoundUpdates:
+    """The updates of single clients as those of one round, in the given order.
+
+    Args:
+        singles: Of one client each; one that was refused has no row.
+        w: (d,), for the type and device of the rows.
+    """
+    kept = [single for single in singles if len(single.clients)]
+    none = torch.empty(0, dtype=torch.int64)
+    return RoundUpdates(
+        clients=torch.cat([none, *(single.clients for single in kept)]),
+        deltas=torch.cat([w.new_empty(0, len(w)), *(s.deltas.to(w.device) for s in kept)]),
+        num_steps=torch.cat([none, *(single.num_steps for single in kept)]),
+        num_examples=torch.cat([none, *(single.num_examples for single in kept)]),
+        scale=sum(single.scale for single in kept) / len(kept) if kept else 1.0,
+        refused={client: why for s in singles for client, why in s.refused.items()},
+        losses={client: loss for s in singles for client, loss in s.losses.items()},
+        buffers={
+            client: {name: buffer.to(w.device, copy=True) for name, buffer in buffers.items()}
+            for single in kept
+            for client, buffers in single.buffers.items()
+        },
+    )

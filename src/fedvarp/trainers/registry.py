@@ -1,0 +1,135 @@
+"""Trainers by the names that settings use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+
+from fedvarp.clients.compiled_gradient import CompiledGradient
+from fedvarp.clients.evaluation import Evaluator
+from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.data import FederatedDataset
+from fedvarp.processes import usable_cores
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.trainers.auto import AutoTrainer, Candidate
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.parallel import ParallelTrainer
+from fedvarp.trainers.sequential import SequentialTrainer
+from fedvarp.trainers.vectorised import VectorisedTrainer
+
+TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
+TRAINERS: Final[tuple[str, ...]] = get_args(TrainerName)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainerParts:
+    """What every trainer is made from.
+
+    Attributes:
+        dataset: The clients' examples.
+        model: The model, on the device it is trained on.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+        evaluator: Shared with trainers that evaluate while they train.
+        workers: Processes; None: one for each core.
+        compile: Whether gradients are compiled.
+        exact: Whether "auto" keeps to trainers with the plain loop's figures, bit for bit.
+    """
+
+    dataset: FederatedDataset
+    model: FlatModel
+    loss: Loss
+    local_sgd: LocalSGD
+    seed: int
+    evaluator: Evaluator
+    workers: int | None = None
+    compile: bool = False
+    exact: bool = True
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether processes can share the model."""
+        return all(part.device.type == "cpu" for part in self.model.module.parameters())
+
+
+def make_trainer(
+    name: str, parts: TrainerParts, on_choice: Callable[[str, str], None]
+) -> ClientTrainer:
+    """The trainer of that name.
+
+    Args:
+        name: One of `TRAINERS`.
+        parts: What it is made from.
+        on_choice: Told what "auto" has chosen, and why.
+    """
+    if name not in TRAINERS:
+        raise ValueError(f"trainer={name!r} is none of {', '.join(TRAINERS)}.")
+    if parts.compile and name in ("vectorised", "ray"):
+        raise ValueError(
+            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
+        )
+    if name == "auto":
+        return _auto(parts, on_choice)
+    if name == "parallel":
+        return ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
+    if name == "vectorised":
+        return _vectorised(parts)
+    if name == "ray":
+        from fedvarp.trainers.ray import RayTrainer
+
+        return RayTrainer(
+            parts.dataset,
+            parts.model,
+            parts.loss,
+            parts.local_sgd,
+            parts.seed,
+            num_workers=parts.workers,
+        )
+    return _plain(parts)
+
+
+def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTrainer:
+    candidates = {"sequential": Candidate(_plain(parts))}
+    not_tried = {}
+    why_not = _why_not_shared(parts)
+    if why_not is not None:
+        not_tried["parallel"] = why_not
+    else:
+        parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
+        one_thread = torch.get_num_threads() == 1  # as in a worker
+        candidates["parallel"] = Candidate(parallel, exact=one_thread, for_long_rounds=True)
+    if not parts.exact and not parts.compile:
+        candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
+    return AutoTrainer(candidates, on_choice, not_tried)
+
+
+def _why_not_shared(parts: TrainerParts) -> str | None:
+    """Why workers would not help, or not give the plain loop's figures; None: they may."""
+    if not parts.on_cpu:
+        return "the model is not on the CPU"
+    if parts.compile:
+        return "each process would compile its own gradient"
+    if (parts.workers or usable_cores()) == 1:
+        return "there is one core to use"
+    threads = torch.get_num_threads()
+    if parts.exact and threads > 1:
+        return (
+            f"torch sums with {threads} threads here, workers with one, to other bits "
+            f"(torch.set_num_threads(1), or exact=False)"
+        )
+    return None
+
+
+def _plain(parts: TrainerParts) -> SequentialTrainer:
+    compiled = CompiledGradient(parts.model, parts.loss) if parts.compile else None
+    return SequentialTrainer(
+        parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, compiled
+    )
+
+
+def _vectorised(parts: TrainerParts) -> VectorisedTrainer:
+    return VectorisedTrainer(parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed)

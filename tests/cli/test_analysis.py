@@ -1,0 +1,99 @@
+"""The commands compare, plot and report, as they are typed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedvarp.cli import analysis as cli_looking
+from fedvarp.runs.directory import RunDirectory, RunError
+from some_runs import digits_runs, write_run
+
+app = typer.Typer()
+cli_looking.register(app)
+
+
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return digits_runs(tmp_path_factory.mktemp("real"), ["fedavg", "fedvarp"])
+
+
+def type_(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_compare_prints_text_csv_and_json(real_runs: Path) -> None:
+    text = type_("compare", real_runs, "--target", "0.5", "--smooth", "2")
+    assert text.startswith("To 50 % test accuracy\n")
+    assert "mean of 2" in text
+    lines = list(csv.DictReader(io.StringIO(type_("compare", real_runs, "--format", "csv"))))
+    assert [line["group"] for line in lines] == ["FedAvg", "FedVARP"]
+    words = ("compare", real_runs, "--target-loss", "1.5", "--format", "json")
+    assert json.loads(type_(*words))["target"] == {"metric": "train_loss", "value": 1.5}
+
+
+def test_plot_and_report_say_where_the_file_is(real_runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    figure, page = tmp_path / "figure.svg", tmp_path / "page.html"
+    words = ("--x", "bytes", "--smooth", 3, "--log-loss")
+    assert type_("plot", real_runs, "--out", figure, *words).strip() == str(figure)
+    assert figure.stat().st_size > 0
+    assert type_("report", real_runs, "--out", page, "--title", "Mine").strip() == str(page)
+    assert "<title>Mine</title>" in page.read_text()
+
+
+@pytest.mark.parametrize("how", [[], ["--against", "clients_per_round"]])
+def test_plot_says_which_runs_are_left_out(tmp_path: Path, how: list[str]) -> None:
+    pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
+    for M in (1, 2):
+        write_run(tmp_path / f"runs/{M}", [0.1, 0.2], settings={"clients_per_round": M})
+    RunDirectory(tmp_path / "runs/empty").create({"algorithm": "fedvarp"})
+    (tmp_path / "runs/empty/metrics.jsonl").touch()
+    figure = tmp_path / "figure.png"
+    words = ["plot", str(tmp_path / "runs"), "--out", str(figure), "--allow-different", *how]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.stdout.strip() == str(figure)
+    assert "empty is left out: no round of it is recorded yet" in result.stderr
+
+
+def test_several_directories_are_one_comparison(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), [0.1, 0.2], seed=seed)
+    (group,) = json.loads(type_("compare", tmp_path / "0", tmp_path / "1", "--format", "json"))[
+        "groups"
+    ]
+    assert group["seeds"] == [0, 1]
+
+
+def test_different_tasks_need_to_be_allowed(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "0", [0.1, 0.2])
+    other = write_run(tmp_path / "1", [0.1, 0.2], settings={"clients_per_round": 9})
+    for command in (
+        ("compare",),
+        ("plot", "--out", tmp_path / "x.png"),
+        ("report", "--out", tmp_path / "x"),
+    ):
+        with pytest.raises(RunError, match="different tasks"):
+            type_(*command, one, other)
+        type_(*command, one, other, "--allow-different")
+    assert "clients_per_round" in type_("compare", one, other, "--allow-different")
+
+
+def test_wrong_usage_ends_with_code_2(real_runs: Path) -> None:
+    for words in (
+        ["compare"],
+        ["plot", str(real_runs)],
+        ["plot", str(real_runs), "--out", "x.png", "--x", "money"],
+        ["compare", str(real_runs), "--format", "xml"],
+        ["compare", str(real_runs), "--smooth", "0"],
+    ):
+        assert CliRunner().invoke(app, words).exit_code == 2

@@ -1,0 +1,293 @@
+"""The server: its step, its refusals, its report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvarp import (
+    MIFA,
+    SGD,
+    FedAvg,
+    FedVARP,
+    MemoryTable,
+    Momentum,
+    Reply,
+    RoundUpdates,
+    Scaffold,
+    Server,
+    ServerOptimizer,
+    Steady,
+)
+
+N, D = 6, 3
+
+
+def updates_of(deltas: torch.Tensor, steps: list[int] | None = None) -> RoundUpdates:
+    size = len(deltas)
+    num_steps = torch.tensor(steps or [4] * size)
+    return RoundUpdates(
+        clients=torch.arange(size),
+        deltas=deltas,
+        num_steps=num_steps,
+        num_examples=torch.full((size,), 10),
+        scale=0.25 * float(num_steps.double().mean()),
+    )
+
+
+def test_sgd_steps_by_server_rate_times_scale_times_direction() -> None:
+    """w = 1 − 0.5 · (0.25 · 4) · mean(2, 4) = −0.5."""
+    server = Server(torch.ones(D), FedAvg(), SGD(0.5))
+    server.receive(updates_of(torch.stack([torch.full((D,), 2.0), torch.full((D,), 4.0)])))
+    assert torch.equal(server.w, torch.full((D,), -0.5))
+    assert server.round == 1
+
+
+def test_momentum_is_the_heavy_ball() -> None:
+    """v = 1 each round, β = ½: u = 1, 1½, 1¾, so w = −(1 + 1½ + 1¾) at rate and scale 1."""
+    server = Server(torch.zeros(D), FedAvg(), Momentum(1.0, 0.5))
+    for _ in range(3):
+        server.receive(updates_of(torch.ones(2, D)))
+    assert torch.equal(server.w, torch.full((D,), -4.25))
+
+
+def test_momentum_remembers_directions_not_steps() -> None:
+    """v = 1 twice, scale 1 then ½, β = ½: w = −1·1 − ½·(½ + 1) = −1.75."""
+    server = Server(torch.zeros(D), FedAvg(), Momentum(1.0, 0.5))
+    for scale in (1.0, 0.5):
+        server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
+    assert torch.equal(server.w, torch.full((D,), -1.75))
+
+
+def test_a_steady_step_is_as_long_as_the_mean_of_all_so_far() -> None:
+    """v = 1, scales 1, 3, 8: means 1, 2, 4, so w = −½ (1 + 2 + 4)."""
+    server = Server(torch.zeros(D), FedAvg(), Steady(SGD(0.5)))
+    for scale in (1.0, 3.0, 8.0):
+        server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
+    assert torch.equal(server.w, torch.full((D,), -3.5))
+
+
+@pytest.mark.parametrize("inner", [lambda: SGD(0.7), lambda: Momentum(0.7, 0.5)])
+@given(scale=st.floats(1e-6, 1e3))
+def test_steady_steps_change_nothing_where_all_walk_equally_far(
+    inner: Callable[[], ServerOptimizer], scale: float
+) -> None:
+    ws = []
+    for optimizer in (inner(), Steady(inner())):
+        server = Server(torch.zeros(D), FedAvg(), optimizer)
+        for value in (1.0, -0.3, 0.1):
+            server.receive(replace(updates_of(torch.full((2, D), value)), scale=scale))
+        ws.append(server.w)
+    assert torch.equal(*ws)
+
+
+@pytest.mark.parametrize("optimizer", [Momentum(1.0, 0.5), Steady(Momentum(1.0, 0.5))])
+def test_an_optimizer_starts_afresh_with_each_server(optimizer: ServerOptimizer) -> None:
+    for scale in (1.0, 3.0):
+        optimizer.step(torch.zeros(D), torch.ones(D), scale)
+    for _ in range(2):
+        server = Server(torch.zeros(D), FedAvg(), optimizer)
+        server.receive(updates_of(torch.ones(2, D)))
+        assert torch.equal(server.w, -torch.ones(D))
+
+
+def test_weights_follow_their_rows() -> None:
+    """Client 0 diverged; 4 and 2 arrive in the wrong order. v = 2·w_2 + 4·w_4."""
+    server = Server(torch.zeros(1), FedAvg(), SGD())
+    ones = torch.ones(3, dtype=torch.int64)
+    deltas = torch.tensor([[4.0], [math.nan], [2.0]])
+    weights = torch.tensor([0.5, 100.0, 0.25], dtype=torch.float64)
+    server.receive(RoundUpdates(torch.tensor([4, 0, 2]), deltas, ones, ones, 1.0, weights))
+    assert server.w.item() == -(2 * 0.25 + 4 * 0.5)
+
+
+def test_a_negative_number_of_examples_is_refused() -> None:
+    server = Server(torch.zeros(1), FedAvg(), SGD())
+    one = torch.tensor([1])
+    report = server.receive(RoundUpdates(one, torch.ones(1, 1), one, -one, 1.0))
+    assert report.refused == {1: "it reports -1 examples"}
+
+
+def test_the_broadcast_stays_the_model_of_its_round() -> None:
+    server = Server(torch.ones(D), FedAvg(), SGD())
+    broadcast = server.broadcast(torch.tensor([0, 1]))
+    server.receive(updates_of(torch.ones(2, D)))
+    assert torch.equal(broadcast.w, torch.ones(D))
+    assert broadcast.corrections is None
+
+
+def test_the_servers_model_is_its_own() -> None:
+    w = torch.ones(D)
+    server = Server(w, FedAvg(), SGD())
+    w.zero_()
+    assert torch.equal(server.w, torch.ones(D))
+
+
+def test_scaffold_sends_one_correction_per_client() -> None:
+    server = Server(torch.zeros(D), Scaffold(MemoryTable(N, D)), SGD())
+    server.receive(updates_of(torch.tensor([[6.0] * D, [0.0] * D])))
+    corrections = server.broadcast(torch.tensor([0, 5])).corrections
+    assert corrections is not None
+    # c_0 = 6 and c = 6/N = 1, so the corrections are 1 − 6 and 1 − 0.
+    assert torch.equal(corrections, torch.tensor([[-5.0] * D, [1.0] * D]))
+
+
+def test_refusals_of_the_trainer_appear_in_the_report() -> None:
+    server = Server(torch.zeros(D), FedAvg(), SGD())
+    updates = replace(updates_of(torch.ones(2, D)), refused={9: "its loss was NaN"})
+    report = server.receive(updates)
+    assert report.accepted == (0, 1)
+    assert report.refused == {9: "its loss was NaN"}
+    both = server.receive(replace(updates, num_steps=torch.tensor([4, 0])))
+    assert set(both.refused) == {1, 9}
+
+
+def test_a_matrix_of_the_wrong_width_or_type_is_refused_reply_by_reply() -> None:
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    wide = server.receive(updates_of(torch.ones(2, D + 1)))
+    assert wide.refused[0] == "its update has 4 numbers, the model has 3"
+    double = server.receive(updates_of(torch.ones(2, D, dtype=torch.float64)))
+    assert double.refused[1] == "its update is torch.float64, the model is torch.float32"
+    assert server.round == 0
+
+
+def test_the_scale_is_that_of_the_clients_that_count() -> None:
+    """2 and 6 steps at rate ¼, and the second reply is NaN: scale ¼ · 2, not ¼ · 4."""
+    deltas = torch.ones(2, D)
+    deltas[1] = math.nan
+    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server.receive(updates_of(deltas, steps=[2, 6]))
+    assert torch.equal(server.w, torch.full((D,), -0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clients": torch.tensor([2, 2])}, "Each client may appear once per round"),
+        ({"clients": torch.tensor([0.0, 1.0])}, "RoundUpdates.clients is torch.float32"),
+        ({"num_steps": torch.tensor([1])}, r"RoundUpdates.num_steps .* shape \(1,\)"),
+        ({"deltas": torch.ones(3, D)}, r"RoundUpdates.deltas has shape \(3, 3\) for 2 clients"),
+        ({"deltas": torch.ones(D)}, "RoundUpdates.deltas"),
+        ({"scale": 0.0}, "RoundUpdates.scale is 0.0"),
+        ({"scale": math.nan}, "RoundUpdates.scale is nan"),
+        ({"weights": torch.tensor([1.0, math.inf])}, "RoundUpdates.weights"),
+        ({"weights": torch.tensor([1.0])}, "RoundUpdates.weights"),
+    ],
+)
+def test_parts_that_do_not_fit_together_raise(change: dict[str, object], message: str) -> None:
+    server = Server(torch.zeros(D), FedAvg(), SGD())
+    with pytest.raises(ValueError, match=message):
+        server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
+    assert server.round == 0
+    assert torch.equal(server.w, torch.zeros(D))
+
+
+@pytest.mark.parametrize("algorithm", [FedVARP, MIFA, Scaffold])
+def test_an_unknown_client_raises_before_anything_changes(
+    algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
+) -> None:
+    states = MemoryTable(N, D)
+    server = Server(torch.zeros(D), algorithm(states), SGD())
+    with pytest.raises(IndexError, match="Client 6 is not among the 6 clients"):
+        server.receive(replace(updates_of(torch.ones(2, D)), clients=torch.tensor([0, N])))
+    assert server.round == 0
+    assert states.num_rows == 0
+
+
+def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() -> None:
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    updates = updates_of(torch.ones(2, D))
+    assert updates.magnitudes == (1.0, 1.0)
+    updates.deltas[0, 0] = math.nan
+    assert list(server.receive(updates).refused) == [0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"scale": 1e300}, {"weights": torch.tensor([1e300, 1.0], dtype=torch.float64)}]
+)
+def test_a_step_beyond_all_reason_is_refused_before_the_table_changes(
+    change: dict[str, object],
+) -> None:
+    states = MemoryTable(N, D)
+    server = Server(torch.zeros(D), FedVARP(states), SGD())
+    with pytest.raises(ValueError, match=r"look at RoundUpdates\.weights and scale"):
+        server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
+    assert states.num_rows == 0
+    assert torch.equal(server.w, torch.zeros(D))
+
+
+@pytest.mark.parametrize("algorithm", [FedVARP, MIFA, Scaffold])
+def test_updates_may_hang_on_a_graph(
+    algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
+) -> None:
+    server = Server(torch.zeros(D), algorithm(MemoryTable(N, D)), SGD())
+    server.receive(updates_of(torch.ones(2, D, requires_grad=True)))
+    assert not server.w.requires_grad
+
+
+def test_a_skipped_round_only_counts() -> None:
+    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server.skip()
+    assert server.round == 1
+    assert torch.equal(server.w, torch.zeros(D))
+
+
+@pytest.mark.parametrize(
+    "w", [torch.zeros(2, 2), torch.zeros(3, dtype=torch.int64), torch.tensor([math.nan])]
+)
+def test_a_model_that_is_no_finite_vector_is_refused(w: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="one vector of finite numbers"):
+        Server(w, FedAvg(), SGD())
+
+
+def test_a_table_of_another_dimension_is_refused() -> None:
+    with pytest.raises(ValueError, match="Make the table with dim=3"):
+        Server(torch.zeros(D), FedVARP(MemoryTable(N, D + 1)), SGD())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: SGD(0), lambda: SGD(-1), lambda: SGD(math.nan), lambda: Momentum(1.0, 1.0)]
+)
+def test_rates_out_of_range_are_refused(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+def test_single_replies_are_stacked_and_bad_ones_named() -> None:
+    def reply(client: int, delta: torch.Tensor) -> Reply:
+        return Reply(client, delta, num_steps=client + 1, num_examples=7)
+
+    updates = RoundUpdates.from_replies(
+        [
+            reply(5, torch.full((D,), 5.0)),
+            reply(2, torch.ones(D + 1)),
+            reply(1, torch.ones(D)),
+            reply(5, torch.zeros(D)),
+            reply(3, torch.ones(D).double()),
+            Reply(4, torch.ones(D), num_steps=-4, num_examples=7),
+        ],
+        dim=D,
+        client_lr=0.5,
+        dtype=torch.float32,
+    )
+    assert updates.clients.tolist() == [1, 5]
+    assert updates.deltas[1].tolist() == [5.0] * D
+    assert updates.scale == 0.5 * (2 + 6) / 2
+    assert updates.refused == {
+        2: "its update has shape (4,), the model has 3 numbers",
+        3: "its update is torch.float64, the model is torch.float32",
+        4: "it reports -4 local steps",
+    }
+
+
+def test_no_reply_at_all_is_a_round_without_a_valid_reply() -> None:
+    updates = RoundUpdates.from_replies([], dim=D, client_lr=0.5, dtype=torch.float32)
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    assert server.receive(updates).accepted == ()

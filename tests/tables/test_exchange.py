@@ -1,0 +1,66 @@
+"""The fused kernel for large models against the plain blocks: the same bits."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from fedvarp import MemoryTable, RoundUpdates, stream
+from fedvarp.tables import exchange as one_pass
+
+D, M = 2**20 + 3, 3
+
+
+def updates_of(seed: int) -> RoundUpdates:
+    generator = stream(seed, "deltas")
+    ones = torch.ones(M, dtype=torch.int64)
+    weights = torch.tensor([0.2, 0.5, 0.4], dtype=torch.float64)
+    deltas = torch.randn(M, D, generator=generator)
+    return RoundUpdates(torch.tensor([0, 2, 4]), deltas, ones, ones, 1.0, weights)
+
+
+def three_exchanges() -> list[torch.Tensor]:
+    weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 7.0])
+    states = MemoryTable(5, D, client_weights=weights)
+    w = torch.ones(D)
+    for seed in range(3):
+        states.exchange(updates_of(seed), w, rate=0.1 / (1 + seed))
+    return [w, states.mean(), states.get(torch.arange(5))]
+
+
+def in_stretches(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(one_pass, "_COMPILE_FROM", 2**60)
+        return three_exchanges()
+
+
+def test_the_fused_kernel_gives_the_bits_of_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_pass, "_kernels", {})
+    fused = three_exchanges()
+    assert one_pass._kernels, "the kernel was not used"
+    for a, b in zip(fused, in_stretches(monkeypatch), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_without_a_compiler_large_models_go_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand a long traceback")
+
+    monkeypatch.setattr(one_pass, "_kernels", {M: broken})
+    monkeypatch.setattr(one_pass, "_compiling", one_pass._Compiling())
+    with caplog.at_level(logging.WARNING):
+        slower = three_exchanges()
+    assert len(caplog.records) == 1, "said once, not every round"
+    assert "No working C++ compiler found and a long" in caplog.text
+    for a, b in zip(slower, in_stretches(monkeypatch), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_changing_cohort_sizes_do_not_compile_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_pass, "_kernels", dict.fromkeys((10, 11, 12, 13), torch.add))
+    assert not one_pass._fits_a_kernel(14)
+    assert one_pass._fits_a_kernel(12)
