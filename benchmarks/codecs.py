@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.timing import table
-from fedvarp import SGD, FedVARP, FlatModel, LocalSGD, MemoryTable, Server
+from fedvarp import FedVARP, FlatModel, LocalSGD, MemoryTable, Server, ServerSGD
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import digits
 from fedvarp.models import initialised
@@ -34,10 +34,10 @@ def measure() -> str:
     others = {
         name: FedVARP(MemoryTable(dataset.num_clients, model.dim, name))
         for name, codec in CODECS.items()
-        if codec.values == torch.float32
+        if codec.dtype == torch.float32
     }
     states = MemoryTable(dataset.num_clients, model.dim)
-    server = Server(model.vector(), FedVARP(states), SGD())
+    server = Server(model.vector(), FedVARP(states), ServerSGD())
     errors: dict[str, list[float]] = {name: [] for name in others}
     for t in range(ROUNDS):
         clients = sampler.cohort(t).clients

@@ -10,13 +10,13 @@ import torch
 
 from benchmarks.timing import interleaved, table
 from fedvarp import (
-    SGD,
     Checkpoint,
     DiskTable,
     FedVARP,
     MemoryTable,
     RoundUpdates,
     Server,
+    ServerSGD,
     stream,
 )
 from fedvarp.tables import RowTable
@@ -25,7 +25,7 @@ DIM, COHORT, CLIENTS = 62_006, 5, 250
 
 
 def a_round(states: RowTable, checkpoint: Checkpoint | None) -> Callable[[], None]:
-    server = Server(torch.zeros(DIM), FedVARP(states), SGD())
+    server = Server(torch.zeros(DIM), FedVARP(states), ServerSGD())
     ones = torch.ones(COHORT, dtype=torch.int64)
     deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
 

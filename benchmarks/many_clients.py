@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import interleaved, table
-from fedvarp import SGD, FedVARP, MemoryTable, RoundUpdates, Server, stream
+from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD, stream
 
 DIM, COHORT = 62_006, 5
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
@@ -23,7 +23,7 @@ def resident_mb() -> float:
 
 def a_round(num_clients: int) -> Callable[[], None]:
     """A server for that many clients of whom a hundred ever take part, and its next round."""
-    server = Server(torch.zeros(DIM), FedVARP(MemoryTable(num_clients, DIM)), SGD())
+    server = Server(torch.zeros(DIM), FedVARP(MemoryTable(num_clients, DIM)), ServerSGD())
     ones = torch.ones(COHORT, dtype=torch.int64)
     deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
     seen = torch.randperm(num_clients, generator=stream(0, "seen"))[:100].view(-1, COHORT)

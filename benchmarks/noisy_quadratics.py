@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedvarp import SGD, Broadcast, RoundUpdates, Server, stream
+from fedvarp import Broadcast, RoundUpdates, Server, ServerSGD, stream
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import quadratics
@@ -128,8 +128,8 @@ class NoisyQuadratics:
     ) -> Tensor:  # (T, d)
         """w⁰ … w^(T−1) of the algorithm."""
         num_clients, dim = self.centres.shape
-        settings = TableSettings(num_clients, dim, dtype="float64", cluster_of=self.cluster_of)
-        server = Server(w, make_algorithm(algorithm, settings), SGD(lr=server_lr))
+        settings = TableSettings(num_clients, dim, codec="float64", cluster_of=self.cluster_of)
+        server = Server(w, make_algorithm(algorithm, settings), ServerSGD(lr=server_lr))
         sampler = UniformSampler(num_clients, clients_per_round, seed)
         path = torch.empty(rounds, dim, dtype=torch.float64)
         for t in range(rounds):

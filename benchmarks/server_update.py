@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.timing import interleaved, streaming, table
-from fedvarp import SGD, FedVARP, MemoryTable, RoundUpdates, Server, stream
+from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD, stream
 from fedvarp.tables.largest_entries import Magnitudes
 
 DIM, COHORT = 11_173_962, 5
@@ -15,7 +15,7 @@ def measure(repeats: int = 15) -> str:
     rows = []
     for threads in (1, torch.get_num_threads()):
         torch.set_num_threads(threads)
-        server = Server(torch.zeros(DIM), FedVARP(MemoryTable(COHORT, DIM)), SGD())
+        server = Server(torch.zeros(DIM), FedVARP(MemoryTable(COHORT, DIM)), ServerSGD())
         ones = torch.ones(COHORT, dtype=torch.int64)
         clients = torch.arange(COHORT)
         deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))

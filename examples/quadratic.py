@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedvarp import (
     MIFA,
-    SGD,
     Aggregator,
     Broadcast,
     FedAvg,
@@ -24,6 +23,7 @@ from fedvarp import (
     RoundUpdates,
     Scaffold,
     Server,
+    ServerSGD,
     cluster_fedvarp,
     stream,
 )
@@ -58,7 +58,7 @@ def local_sgd(broadcast: Broadcast) -> RoundUpdates:
 
 def excess_losses(aggregator: Aggregator) -> list[float]:
     """f(w) − f(optimum), averaged over the last 20 rounds before each entry of ROUNDS."""
-    server = Server(torch.zeros(DIM), aggregator, SGD(lr=1.0))
+    server = Server(torch.zeros(DIM), aggregator, ServerSGD(lr=1.0))
     losses: list[Tensor] = []
     for t in range(ROUNDS[-1]):
         shuffled = torch.randperm(NUM_CLIENTS, generator=stream(0, "cohort", t))

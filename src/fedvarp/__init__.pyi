@@ -22,15 +22,15 @@ from .algorithms import Scaffold as Scaffold
 from .algorithms import cluster_fedvarp as cluster_fedvarp
 from .clients import LocalSGD as LocalSGD
 from .randomness import stream as stream
-from .server import SGD as SGD
 from .server import Broadcast as Broadcast
 from .server import Checkpoint as Checkpoint
 from .server import CheckpointError as CheckpointError
 from .server import FlatModel as FlatModel
-from .server import Momentum as Momentum
 from .server import RoundReport as RoundReport
 from .server import Server as Server
+from .server import ServerMomentum as ServerMomentum
 from .server import ServerOptimizer as ServerOptimizer
+from .server import ServerSGD as ServerSGD
 from .server import Steady as Steady
 from .simulation import SimulationResult as SimulationResult
 from .simulation.simulate import simulate as simulate

@@ -108,7 +108,12 @@ def test_clusters_are_not_judged_by_the_sketch_they_were_fitted_to() -> None:
         [(x[None], torch.ones(1, 2000)) for x in torch.randn(64, 2000, generator=draw)]
     )
     measured = measure(
-        data, Quadratic(2000), quadratic_loss, local_sgd=SGD, sketch_size=8, smoothness_clients=1
+        data,
+        Quadratic(2000),
+        quadratic_loss,
+        local_sgd=SGD,
+        sketch_size=8,
+        smoothness_clients=1,
     )
     (honest,) = curve(measured, [32])
     # Within one of 32 clusters of 64 independent vectors: (64 − 32) / 64 of the variance.
@@ -155,7 +160,7 @@ def test_rows_move_with_the_clients(
         torch.tensor(first), rows, None if given_weights is None else p, clustering="auto"
     )
     for seed in range(puts):
-        values = torch.randn(N, D, generator=stream(seed, "put"), dtype=table.values)
+        values = torch.randn(N, D, generator=stream(seed, "put"), dtype=table.dtype)
         table.put(torch.arange(N), values)
     before, mean = table.get(torch.arange(N)).double(), table.mean().double()
     table.recluster(torch.tensor(then))
@@ -212,7 +217,7 @@ def test_quadratics_fall_into_their_planted_clusters_at_once_and_stay_there() ->
     """Their gradients differ by constants, so the clusters found are right in every round."""
     own, auto = run(8, cluster_of=None, recluster_every=None), run(8)
     torch.testing.assert_close(auto.server.w, own.server.w)
-    table = auto.server.aggregator.states
+    table = auto.server.aggregator.table
     assert isinstance(table, ClusteredTable)
     assert same_partition(table.cluster_of, torch.arange(20) // 4)
     never = run(8, recluster_every=None)
@@ -243,9 +248,9 @@ def test_clusters_are_made_before_round_0_and_every_r_rounds(
 def test_clusters_in_settings() -> None:
     told = ["algorithm=cluster_fedvarp", "clusters=auto:7", "recluster_every=10", "rounds=2"]
     experiment = build(load_settings("digits", told))
-    table = experiment.run().server.aggregator.states
+    table = experiment.run().server.aggregator.table
     assert isinstance(table, ClusteredTable)
-    assert table.states.num_clients == 7
+    assert table.rows.num_clients == 7
     assert len(set(table.cluster_of.tolist())) == 7
     assert "clusters" not in load_settings("digits").as_toml()  # runs made before can go on
     for wrong, what in (

@@ -27,7 +27,7 @@ from fedvarp.experiments.files import (
 )
 from fedvarp.experiments.settings import AlgorithmName, Settings
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.server.optimizers import SGD, Momentum, Steady
+from fedvarp.server.optimizers import ServerMomentum, ServerSGD, Steady
 
 MINIMAL = """
 rounds = 3
@@ -339,16 +339,16 @@ def test_local_sgd_and_the_server() -> None:
     local = experiment.local_sgd
     assert (local.schedule(2), local.momentum, local.clip_norm) == (0.25, 0.5, 2)
     optimizer = experiment.server_optimizer
-    assert isinstance(optimizer, Momentum)
+    assert isinstance(optimizer, ServerMomentum)
     assert (optimizer.lr, optimizer.beta) == (0.3, 0.9)
-    assert isinstance(built().server_optimizer, SGD)
+    assert isinstance(built().server_optimizer, ServerSGD)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_steady_steps_of_either_optimizer(momentum: float) -> None:
     steady = built(f"server_momentum={momentum}", "server_step=steady").server_optimizer
     assert isinstance(steady, Steady)
-    assert isinstance(steady.inner, Momentum if momentum else SGD)
+    assert isinstance(steady.inner, ServerMomentum if momentum else ServerSGD)
 
 
 def test_steady_steps_are_for_a_constant_rate() -> None:
@@ -374,7 +374,7 @@ def test_every_setting_reaches_the_simulation() -> None:
         rounds=5,
         algorithm="mifa",
         seed=1,
-        server_optimizer=SGD(lr=0.5),
+        server_optimizer=ServerSGD(lr=0.5),
         sampler=WeightedSampler(torch.ones(90), 2, 1, objective=sizes, dropout=0.3),
         client_weights=sizes,
         dtype="int8",

@@ -65,7 +65,7 @@ def run(strategy: Any, grid: InProcessGrid, rounds: int, **more: Any) -> Any:
 
 
 def table(strategy: Any) -> ClientTable:
-    states: ClientTable = strategy.server.aggregator.states
+    states: ClientTable = strategy.server.aggregator.table
     return states
 
 

@@ -138,12 +138,12 @@ class Round:
         return {message.metadata.dst_node_id: message for message in messages}
 
     def rows(self) -> torch.Tensor:
-        states = self.strategy.server.aggregator.states
+        states = self.strategy.server.aggregator.table
         rows: torch.Tensor = states.get(torch.arange(states.num_clients))
         return rows
 
     def check_law(self) -> None:
-        states = self.strategy.server.aggregator.states
+        states = self.strategy.server.aggregator.table
         torch.testing.assert_close(states.mean(), self.rows().mean(0))
 
     def end(self, round: int, replies: list[Message]) -> None:

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedvarp import CheckpointError, Momentum, Steady
+from fedvarp import CheckpointError, ServerMomentum, Steady
 from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.in_process import InProcessGrid, be_the_server_app
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
@@ -51,10 +51,10 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
 
     app = an_app(reports=True, steps=2, uneven=True)
     deaths: set[int] = set()
-    calm = make(kind, server_optimizer=Steady(Momentum(0.1)))
+    calm = make(kind, server_optimizer=Steady(ServerMomentum(0.1)))
     whole = run(calm, a_grid(app, 8, seed=0), rounds=6, evaluate_fn=evaluate)
     deaths = {0, 2, 5}
-    optimizer = Steady(Momentum(0.1))
+    optimizer = Steady(ServerMomentum(0.1))
     settings = {"checkpoint": tmp_path, "states": states, "server_optimizer": optimizer}
     for seed in (1, 2, 3):
         with pytest.raises(Killed):
@@ -369,7 +369,7 @@ def test_buffers_are_averaged_counters_take_the_maximum_and_no_row_sees_them() -
         ({"min_replies": 3, "clients_per_round": 2}, "can never be reached"),
         ({"late_replies": -1}, "late_replies=-1"),
         ({"max_update_norm": 0.0}, "max_update_norm=0.0"),
-        ({"server_lr": 0.5, "server_optimizer": Momentum()}, "not both"),
+        ({"server_lr": 0.5, "server_optimizer": ServerMomentum()}, "not both"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

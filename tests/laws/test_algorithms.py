@@ -18,15 +18,15 @@ from torch import Tensor
 import registry
 from fedvarp import (
     MIFA,
-    SGD,
     Aggregator,
     FedAvg,
     FedVARP,
     MemoryTable,
-    Momentum,
     RoundUpdates,
     Scaffold,
     Server,
+    ServerMomentum,
+    ServerSGD,
     cluster_fedvarp,
     stream,
 )
@@ -56,9 +56,9 @@ def server_of(algorithm: str, place: str, codec: str, problem: Quadratics) -> It
             algorithm, place, Path(folder), problem.num_clients, problem.dim, codec
         )
         try:
-            yield Server(torch.zeros_like(problem.centres[0]), aggregator, SGD())
+            yield Server(torch.zeros_like(problem.centres[0]), aggregator, ServerSGD())
         finally:
-            registry.close(aggregator.states)
+            registry.close(aggregator.table)
 
 
 def iterates(server: Server, problem: Quadratics, size: int, rounds: int = ROUNDS) -> Tensor:
@@ -71,7 +71,9 @@ def iterates(server: Server, problem: Quadratics, size: int, rounds: int = ROUND
 
 
 def run(aggregator: Aggregator, problem: Quadratics, size: int = M) -> Tensor:
-    return iterates(Server(torch.zeros_like(problem.centres[0]), aggregator, SGD()), problem, size)
+    return iterates(
+        Server(torch.zeros_like(problem.centres[0]), aggregator, ServerSGD()), problem, size
+    )
 
 
 def table(codec: str = "float64", num_clients: int = N) -> MemoryTable:
@@ -124,7 +126,7 @@ def test_full_participation_is_fedavg(algorithm: str, codec: str, place: str) ->
 def test_one_step_and_one_client_is_saga() -> None:
     """SAGA (Defazio et al., 2014) over the clients, written out."""
     problem = Quadratics.make(N, D)
-    server = Server(torch.zeros(D, dtype=torch.float64), FedVARP(table()), SGD())
+    server = Server(torch.zeros(D, dtype=torch.float64), FedVARP(table()), ServerSGD())
     w = torch.zeros(D, dtype=torch.float64)
     stored = torch.zeros(N, D, dtype=torch.float64)
     for t in range(200):
@@ -161,7 +163,7 @@ def test_scaffold_is_the_textbook_with_variates_on_the_clients(place: str) -> No
                 c_of[i] = c_new
             x, c = x + x_change, c + M / N * c_change
             torch.testing.assert_close(server.w, x, rtol=0, atol=1e-13)
-        states = server.aggregator.states
+        states = server.aggregator.table
         assert states is not None
         torch.testing.assert_close(states.mean(), c, rtol=0, atol=1e-13)
     assert (x - problem.optimum()).norm() < 1e-2
@@ -330,7 +332,7 @@ def spoil(updates: RoundUpdates, victim: int, fault: str) -> RoundUpdates:
 
 
 def assert_same_states(one: Server, other: Server) -> None:
-    a, b = one.aggregator.states, other.aggregator.states
+    a, b = one.aggregator.table, other.aggregator.table
     if a is None or b is None:
         assert a is b
         return
@@ -349,7 +351,7 @@ def test_a_round_without_a_valid_reply_leaves_everything_as_it_was(
     with server_of(algorithm, place, codec, problem) as server:
         for t in range(3):
             server.receive(problem.train(server.broadcast(problem.cohort(t, M))))
-        w, states = server.w.clone(), server.aggregator.states
+        w, states = server.w.clone(), server.aggregator.table
         rows = None if states is None else states.get(torch.arange(N))
         updates = problem.train(server.broadcast(problem.cohort(3, M)))
         report = server.receive(replace(updates, deltas=updates.deltas * math.nan))
@@ -368,7 +370,9 @@ def test_fedvarp_converges_where_fedavg_hovers() -> None:
     """Constant rates, 1 of 12 clients: FedVARP's distance to the fixed point vanishes."""
     problem = Quadratics.make(N, D)
     fedavg, varp = run(FedAvg(), problem, 1), run(FedVARP(table()), problem, 1)
-    with_momentum = Server(torch.zeros(D, dtype=torch.float64), FedVARP(table()), Momentum(0.1))
+    with_momentum = Server(
+        torch.zeros(D, dtype=torch.float64), FedVARP(table()), ServerMomentum(0.1)
+    )
     full = run(FedAvg(), problem, N)[-1]
     for t in range(600):
         with_momentum.receive(problem.train(with_momentum.broadcast(problem.cohort(t, 1))))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import registry
-from fedvarp import SGD, Checkpoint, Momentum, Server, ServerOptimizer, Steady
+from fedvarp import Checkpoint, Server, ServerMomentum, ServerOptimizer, ServerSGD, Steady
 from quadratics import Quadratics
 
 N, M, D, ROUNDS = 12, 4, 6, 9
@@ -23,9 +23,9 @@ def problem_for(codec: str) -> Quadratics:
 
 def optimizer_named(name: str) -> ServerOptimizer:
     return {
-        "sgd": SGD(),
-        "momentum": Momentum(0.5, 0.9),
-        "steady": Steady(Steady(Momentum(0.5, 0.9))),
+        "sgd": ServerSGD(),
+        "momentum": ServerMomentum(0.5, 0.9),
+        "steady": Steady(Steady(ServerMomentum(0.5, 0.9))),
     }[name]
 
 
@@ -49,7 +49,7 @@ def one_sitting(
         while server.round < until:
             play(server, problem)
             checkpoint.commit(server)
-        states = aggregator.states
+        states = aggregator.table
         rows = None if states is None else states.get(torch.arange(N))
         mean = None if states is None else states.mean()
     registry.close(states)
@@ -98,13 +98,13 @@ def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) 
     def sitting(rounds: int, commits: int) -> None:
         aggregator = registry.algorithm_in("FedVARP", place, tmp_path / "cut", N, D, "float32")
         with Checkpoint(tmp_path / "cut", fsync=False) as checkpoint:
-            server = Server(torch.zeros(D), aggregator, SGD())
+            server = Server(torch.zeros(D), aggregator, ServerSGD())
             checkpoint.restore(server)
             for t in range(rounds):
                 play(server, problem)
                 if t < commits:
                     checkpoint.commit(server)
-        registry.close(aggregator.states)
+        registry.close(aggregator.table)
 
     sitting(rounds=5, commits=3)
     assert_equal(one_sitting(tmp_path / "cut", "FedVARP", place, "float32", "sgd", ROUNDS), whole)

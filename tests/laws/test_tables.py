@@ -22,7 +22,7 @@ every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
 
 def rows_like(states: ClientTable, count: int, seed: int, size: float = 1.0) -> Tensor:
     generator = stream(seed, "rows")
-    return size * torch.randn(count, states.dim, generator=generator, dtype=states.values)
+    return size * torch.randn(count, states.dim, generator=generator, dtype=states.dtype)
 
 
 def updates_for(clients: list[int], deltas: Tensor, weights: Tensor | None = None) -> RoundUpdates:
@@ -130,9 +130,9 @@ def test_rows_longer_than_a_stretch_are_the_same_row(
     def run(stretch: int) -> tuple[Tensor, ...]:
         monkeypatch.setattr(blocks, "BLOCK", stretch)
         with registry.table_of(table, N, 1100, codec) as states:
-            w = torch.zeros(1100, dtype=states.values)
+            w = torch.zeros(1100, dtype=states.dtype)
             for t in range(3):
-                slope = torch.logspace(-3, 3, 1100).to(states.values)
+                slope = torch.logspace(-3, 3, 1100).to(states.dtype)
                 deltas = slope * rows_like(states, 3, seed=t)
                 states.exchange(updates_for([0, 2, 4], deltas), w, rate=0.3)
             assert_law(states)
@@ -264,7 +264,7 @@ def test_bad_rows_are_refused_before_anything_changes(table: str, which: int) ->
         message, (clients, bad) = list(bad_puts(states).items())[which]
         with pytest.raises((ValueError, IndexError), match=message):
             states.put(clients, bad)
-        if clients.dtype == torch.int64 and bad.dtype == states.values:
+        if clients.dtype == torch.int64 and bad.dtype == states.dtype:
             with pytest.raises((ValueError, IndexError)):
                 states.exchange(updates_for(clients.tolist(), bad), w, rate=1.0)
         assert torch.equal(everyone(states), rows)
@@ -286,7 +286,7 @@ def test_what_get_and_mean_return_is_a_copy(table: str) -> None:
 
 @every_codec
 def test_rows_take_memory_only_once_written(codec: str) -> None:
-    states = MemoryTable(num_clients=1_000_000, dim=D, dtype=codec)
+    states = MemoryTable(num_clients=1_000_000, dim=D, codec=codec)
     empty = states.num_bytes
     states.put(torch.tensor([5, 999_999]), rows_like(states, 2, seed=0))
     states.put(torch.tensor([5]), rows_like(states, 1, seed=1))

@@ -22,7 +22,6 @@ import fedvarp.tables.store
 import registry
 from fedvarp import (
     MIFA,
-    SGD,
     Aggregator,
     Checkpoint,
     CheckpointError,
@@ -30,10 +29,11 @@ from fedvarp import (
     FedAvg,
     FedVARP,
     MemoryTable,
-    Momentum,
     RoundUpdates,
     Server,
+    ServerMomentum,
     ServerOptimizer,
+    ServerSGD,
     StoreError,
     cluster_fedvarp,
 )
@@ -48,7 +48,7 @@ def a_server(
     return Server(
         torch.zeros(dim),
         aggregator or FedVARP(MemoryTable(N, dim)),
-        optimizer or SGD(),
+        optimizer or ServerSGD(),
     )
 
 
@@ -90,9 +90,9 @@ def test_notes_and_tensors_come_back(saved: Path) -> None:
         (lambda: a_server(MIFA(MemoryTable(N, D))), r"algorithm=FedVARP \(now MIFA\)"),
         (lambda: a_server(FedAvg()), r"algorithm=FedVARP \(now FedAvg\)"),
         (lambda: a_server(FedVARP(MemoryTable(N + 2, D))), r"num_clients=5 \(now 7\)"),
-        (lambda: a_server(FedVARP(MemoryTable(N, D, "int8"))), r"dtype=float32 \(now int8\)"),
-        (lambda: a_server(optimizer=SGD(0.5)), r"server_lr=1.0 \(now 0.5\)"),
-        (lambda: a_server(optimizer=Momentum()), r"optimizer=sgd \(now momentum\)"),
+        (lambda: a_server(FedVARP(MemoryTable(N, D, "int8"))), r"codec=float32 \(now int8\)"),
+        (lambda: a_server(optimizer=ServerSGD(0.5)), r"server_lr=1.0 \(now 0.5\)"),
+        (lambda: a_server(optimizer=ServerMomentum()), r"optimizer=sgd \(now momentum\)"),
         (
             lambda: a_server(cluster_fedvarp(torch.arange(N), MemoryTable(N, D))),
             r"num_clusters=None \(now 5\)",
@@ -152,10 +152,10 @@ class Drawn(Aggregator):
         self.u = fresh if self.u is None else self.decay * self.u + fresh
         return self.u
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return {} if self.u is None else {"u": self.u}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.u = tensors["u"]
 
     def describe(self) -> dict[str, object]:
@@ -163,7 +163,7 @@ class Drawn(Aggregator):
 
 
 class Forgetful(Drawn):
-    load = Aggregator.load
+    load = Aggregator.load_state_dict
 
 
 def test_an_algorithm_that_remembers_goes_on_as_if_not_stopped(tmp_path: Path) -> None:
@@ -193,7 +193,9 @@ def test_an_algorithm_that_could_not_take_back_what_it_gives_is_refused(tmp_path
         server = a_server(Forgetful())
         checkpoint.commit(server)  # nothing to remember yet
         one_round(server)
-        with pytest.raises(CheckpointError, match=r"gives u to be saved, and has no load\(\)"):
+        with pytest.raises(
+            CheckpointError, match=r"gives u to be saved, and has no load_state_dict"
+        ):
             checkpoint.commit(server)
         checkpoint.restore(a_server(Forgetful()))
 
@@ -308,7 +310,7 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
         from fedvarp import *
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         with Checkpoint({str(tmp_path)!r}, fsync=False) as checkpoint:
-            server = Server(torch.zeros(20_000), FedVARP(MemoryTable(50, 20_000)), SGD())
+            server = Server(torch.zeros(20_000), FedVARP(MemoryTable(50, 20_000)), ServerSGD())
             one = torch.tensor([1])
             for client in range(50):
                 if client == 3:
@@ -340,7 +342,7 @@ from pathlib import Path
 folder, algorithm, place, codec = Path(sys.argv[1]), *sys.argv[2:5]
 aggregator = registry.algorithm_in(algorithm, place, folder, 40, 3000, codec)
 checkpoint = Checkpoint(folder, fsync=False)
-server = Server(torch.zeros(3000), aggregator, Momentum(0.1))
+server = Server(torch.zeros(3000), aggregator, ServerMomentum(0.1))
 checkpoint.restore(server)
 print("ready", flush=True)
 while True:
@@ -380,20 +382,20 @@ def kill_and_check(folder: Path, algorithm: str, place: str, codec: str, times: 
 
         aggregator = registry.algorithm_in(algorithm, place, folder, 40, 3000, codec)
         with Checkpoint(folder, fsync=False) as checkpoint:
-            server = Server(torch.zeros(3000), aggregator, Momentum(0.1))
+            server = Server(torch.zeros(3000), aggregator, ServerMomentum(0.1))
             if checkpoint.restore(server):
                 assert server.round >= last
                 last = server.round
                 # Model and note are of one round, and so are the rows and their sum.
                 assert checkpoint.notes["sum"] == float(server.w.double().sum())
-                states = aggregator.states
+                states = aggregator.table
                 assert states is not None
                 rows = states.get(torch.arange(40)).double()
                 scale = float(rows.abs().max())
                 torch.testing.assert_close(
                     states.mean().double(), rows.mean(0), rtol=0, atol=1e-6 * scale
                 )
-        registry.close(aggregator.states)
+        registry.close(aggregator.table)
     assert last > 0
     replay_and_compare(folder, algorithm, place, codec, last)
     return last
@@ -404,7 +406,7 @@ def replay_and_compare(folder: Path, algorithm: str, place: str, codec: str, rou
     from fedvarp import stream
 
     plain = registry.algorithm_in(algorithm, "memory", folder, 40, 3000, codec)
-    server = Server(torch.zeros(3000), plain, Momentum(0.1))
+    server = Server(torch.zeros(3000), plain, ServerMomentum(0.1))
     for t in range(rounds):
         clients = torch.randperm(40, generator=stream(0, "cohort", t))[:5].sort().values
         deltas = torch.randn(5, 3000, generator=stream(0, "deltas", t)) + server.w
@@ -412,15 +414,15 @@ def replay_and_compare(folder: Path, algorithm: str, place: str, codec: str, rou
         server.receive(RoundUpdates(clients, deltas, five, five, scale=0.05))
     survivor = registry.algorithm_in(algorithm, place, folder, 40, 3000, codec)
     with Checkpoint(folder, fsync=False) as checkpoint:
-        restored = Server(torch.zeros(3000), survivor, Momentum(0.1))
+        restored = Server(torch.zeros(3000), survivor, ServerMomentum(0.1))
         checkpoint.restore(restored)
-    assert plain.states is not None
-    assert survivor.states is not None
+    assert plain.table is not None
+    assert survivor.table is not None
     assert torch.equal(restored.w, server.w)
-    assert torch.equal(survivor.states.mean(), plain.states.mean())
+    assert torch.equal(survivor.table.mean(), plain.table.mean())
     everyone = torch.arange(40)
-    assert torch.equal(survivor.states.get(everyone), plain.states.get(everyone))
-    registry.close(survivor.states)
+    assert torch.equal(survivor.table.get(everyone), plain.table.get(everyone))
+    registry.close(survivor.table)
 
 
 @pytest.mark.parametrize("place", registry.PLACES)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from fedvarp import (
     MIFA,
-    SGD,
     FedAvg,
     FedVARP,
     MemoryTable,
-    Momentum,
     Reply,
     RoundUpdates,
     Scaffold,
     Server,
+    ServerMomentum,
     ServerOptimizer,
+    ServerSGD,
     Steady,
 )
 
@@ -43,7 +43,7 @@ def updates_of(deltas: torch.Tensor, steps: list[int] | None = None) -> RoundUpd
 
 def test_sgd_steps_by_server_rate_times_scale_times_direction() -> None:
     """w = 1 − 0.5 · (0.25 · 4) · mean(2, 4) = −0.5."""
-    server = Server(torch.ones(D), FedAvg(), SGD(0.5))
+    server = Server(torch.ones(D), FedAvg(), ServerSGD(0.5))
     server.receive(updates_of(torch.stack([torch.full((D,), 2.0), torch.full((D,), 4.0)])))
     assert torch.equal(server.w, torch.full((D,), -0.5))
     assert server.round == 1
@@ -51,7 +51,7 @@ def test_sgd_steps_by_server_rate_times_scale_times_direction() -> None:
 
 def test_momentum_is_the_heavy_ball() -> None:
     """v = 1 each round, β = ½: u = 1, 1½, 1¾, so w = −(1 + 1½ + 1¾) at rate and scale 1."""
-    server = Server(torch.zeros(D), FedAvg(), Momentum(1.0, 0.5))
+    server = Server(torch.zeros(D), FedAvg(), ServerMomentum(1.0, 0.5))
     for _ in range(3):
         server.receive(updates_of(torch.ones(2, D)))
     assert torch.equal(server.w, torch.full((D,), -4.25))
@@ -59,7 +59,7 @@ def test_momentum_is_the_heavy_ball() -> None:
 
 def test_momentum_remembers_directions_not_steps() -> None:
     """v = 1 twice, scale 1 then ½, β = ½: w = −1·1 − ½·(½ + 1) = −1.75."""
-    server = Server(torch.zeros(D), FedAvg(), Momentum(1.0, 0.5))
+    server = Server(torch.zeros(D), FedAvg(), ServerMomentum(1.0, 0.5))
     for scale in (1.0, 0.5):
         server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
     assert torch.equal(server.w, torch.full((D,), -1.75))
@@ -67,13 +67,13 @@ def test_momentum_remembers_directions_not_steps() -> None:
 
 def test_a_steady_step_is_as_long_as_the_mean_of_all_so_far() -> None:
     """v = 1, scales 1, 3, 8: means 1, 2, 4, so w = −½ (1 + 2 + 4)."""
-    server = Server(torch.zeros(D), FedAvg(), Steady(SGD(0.5)))
+    server = Server(torch.zeros(D), FedAvg(), Steady(ServerSGD(0.5)))
     for scale in (1.0, 3.0, 8.0):
         server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
     assert torch.equal(server.w, torch.full((D,), -3.5))
 
 
-@pytest.mark.parametrize("inner", [lambda: SGD(0.7), lambda: Momentum(0.7, 0.5)])
+@pytest.mark.parametrize("inner", [lambda: ServerSGD(0.7), lambda: ServerMomentum(0.7, 0.5)])
 @given(scale=st.floats(1e-6, 1e3))
 def test_steady_steps_change_nothing_where_all_walk_equally_far(
     inner: Callable[[], ServerOptimizer], scale: float
@@ -87,7 +87,7 @@ def test_steady_steps_change_nothing_where_all_walk_equally_far(
     assert torch.equal(*ws)
 
 
-@pytest.mark.parametrize("optimizer", [Momentum(1.0, 0.5), Steady(Momentum(1.0, 0.5))])
+@pytest.mark.parametrize("optimizer", [ServerMomentum(1.0, 0.5), Steady(ServerMomentum(1.0, 0.5))])
 def test_an_optimizer_starts_afresh_with_each_server(optimizer: ServerOptimizer) -> None:
     for scale in (1.0, 3.0):
         optimizer.step(torch.zeros(D), torch.ones(D), scale)
@@ -99,7 +99,7 @@ def test_an_optimizer_starts_afresh_with_each_server(optimizer: ServerOptimizer)
 
 def test_weights_follow_their_rows() -> None:
     """Client 0 diverged; 4 and 2 arrive in the wrong order. v = 2·w_2 + 4·w_4."""
-    server = Server(torch.zeros(1), FedAvg(), SGD())
+    server = Server(torch.zeros(1), FedAvg(), ServerSGD())
     ones = torch.ones(3, dtype=torch.int64)
     deltas = torch.tensor([[4.0], [math.nan], [2.0]])
     weights = torch.tensor([0.5, 100.0, 0.25], dtype=torch.float64)
@@ -108,14 +108,14 @@ def test_weights_follow_their_rows() -> None:
 
 
 def test_a_negative_number_of_examples_is_refused() -> None:
-    server = Server(torch.zeros(1), FedAvg(), SGD())
+    server = Server(torch.zeros(1), FedAvg(), ServerSGD())
     one = torch.tensor([1])
     report = server.receive(RoundUpdates(one, torch.ones(1, 1), one, -one, 1.0))
     assert report.refused == {1: "it reports -1 examples"}
 
 
 def test_the_broadcast_stays_the_model_of_its_round() -> None:
-    server = Server(torch.ones(D), FedAvg(), SGD())
+    server = Server(torch.ones(D), FedAvg(), ServerSGD())
     broadcast = server.broadcast(torch.tensor([0, 1]))
     server.receive(updates_of(torch.ones(2, D)))
     assert torch.equal(broadcast.w, torch.ones(D))
@@ -124,13 +124,13 @@ def test_the_broadcast_stays_the_model_of_its_round() -> None:
 
 def test_the_servers_model_is_its_own() -> None:
     w = torch.ones(D)
-    server = Server(w, FedAvg(), SGD())
+    server = Server(w, FedAvg(), ServerSGD())
     w.zero_()
     assert torch.equal(server.w, torch.ones(D))
 
 
 def test_scaffold_sends_one_correction_per_client() -> None:
-    server = Server(torch.zeros(D), Scaffold(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), Scaffold(MemoryTable(N, D)), ServerSGD())
     server.receive(updates_of(torch.tensor([[6.0] * D, [0.0] * D])))
     corrections = server.broadcast(torch.tensor([0, 5])).corrections
     assert corrections is not None
@@ -139,7 +139,7 @@ def test_scaffold_sends_one_correction_per_client() -> None:
 
 
 def test_refusals_of_the_trainer_appear_in_the_report() -> None:
-    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     updates = replace(updates_of(torch.ones(2, D)), refused={9: "its loss was NaN"})
     report = server.receive(updates)
     assert report.accepted == (0, 1)
@@ -149,7 +149,7 @@ def test_refusals_of_the_trainer_appear_in_the_report() -> None:
 
 
 def test_a_matrix_of_the_wrong_width_or_type_is_refused_reply_by_reply() -> None:
-    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     wide = server.receive(updates_of(torch.ones(2, D + 1)))
     assert wide.refused[0] == "its update has 4 numbers, the model has 3"
     double = server.receive(updates_of(torch.ones(2, D, dtype=torch.float64)))
@@ -161,7 +161,7 @@ def test_the_scale_is_that_of_the_clients_that_count() -> None:
     """2 and 6 steps at rate ¼, and the second reply is NaN: scale ¼ · 2, not ¼ · 4."""
     deltas = torch.ones(2, D)
     deltas[1] = math.nan
-    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     server.receive(updates_of(deltas, steps=[2, 6]))
     assert torch.equal(server.w, torch.full((D,), -0.5))
 
@@ -181,7 +181,7 @@ def test_the_scale_is_that_of_the_clients_that_count() -> None:
     ],
 )
 def test_parts_that_do_not_fit_together_raise(change: dict[str, object], message: str) -> None:
-    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     with pytest.raises(ValueError, match=message):
         server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
     assert server.round == 0
@@ -193,7 +193,7 @@ def test_an_unknown_client_raises_before_anything_changes(
     algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
 ) -> None:
     states = MemoryTable(N, D)
-    server = Server(torch.zeros(D), algorithm(states), SGD())
+    server = Server(torch.zeros(D), algorithm(states), ServerSGD())
     with pytest.raises(IndexError, match="Client 6 is not among the 6 clients"):
         server.receive(replace(updates_of(torch.ones(2, D)), clients=torch.tensor([0, N])))
     assert server.round == 0
@@ -201,7 +201,7 @@ def test_an_unknown_client_raises_before_anything_changes(
 
 
 def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() -> None:
-    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     updates = updates_of(torch.ones(2, D))
     assert updates.magnitudes == (1.0, 1.0)
     updates.deltas[0, 0] = math.nan
@@ -215,7 +215,7 @@ def test_a_step_beyond_all_reason_is_refused_before_the_table_changes(
     change: dict[str, object],
 ) -> None:
     states = MemoryTable(N, D)
-    server = Server(torch.zeros(D), FedVARP(states), SGD())
+    server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
     with pytest.raises(ValueError, match=r"look at RoundUpdates\.weights and scale"):
         server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
     assert states.num_rows == 0
@@ -226,13 +226,13 @@ def test_a_step_beyond_all_reason_is_refused_before_the_table_changes(
 def test_updates_may_hang_on_a_graph(
     algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
 ) -> None:
-    server = Server(torch.zeros(D), algorithm(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), algorithm(MemoryTable(N, D)), ServerSGD())
     server.receive(updates_of(torch.ones(2, D, requires_grad=True)))
     assert not server.w.requires_grad
 
 
 def test_a_skipped_round_only_counts() -> None:
-    server = Server(torch.zeros(D), FedAvg(), SGD())
+    server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     server.skip()
     assert server.round == 1
     assert torch.equal(server.w, torch.zeros(D))
@@ -243,16 +243,22 @@ def test_a_skipped_round_only_counts() -> None:
 )
 def test_a_model_that_is_no_finite_vector_is_refused(w: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="one vector of finite numbers"):
-        Server(w, FedAvg(), SGD())
+        Server(w, FedAvg(), ServerSGD())
 
 
 def test_a_table_of_another_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match="Make the table with dim=3"):
-        Server(torch.zeros(D), FedVARP(MemoryTable(N, D + 1)), SGD())
+        Server(torch.zeros(D), FedVARP(MemoryTable(N, D + 1)), ServerSGD())
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: SGD(0), lambda: SGD(-1), lambda: SGD(math.nan), lambda: Momentum(1.0, 1.0)]
+    "make",
+    [
+        lambda: ServerSGD(0),
+        lambda: ServerSGD(-1),
+        lambda: ServerSGD(math.nan),
+        lambda: ServerMomentum(1.0, 1.0),
+    ],
 )
 def test_rates_out_of_range_are_refused(make: object) -> None:
     assert callable(make)
@@ -289,5 +295,5 @@ def test_single_replies_are_stacked_and_bad_ones_named() -> None:
 
 def test_no_reply_at_all_is_a_round_without_a_valid_reply() -> None:
     updates = RoundUpdates.from_replies([], dim=D, client_lr=0.5, dtype=torch.float32)
-    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     assert server.receive(updates).accepted == ()

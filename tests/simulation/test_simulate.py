@@ -25,8 +25,8 @@ from fedvarp import (
     FedVARP,
     LocalSGD,
     MemoryTable,
-    Momentum,
     Server,
+    ServerMomentum,
     SimulationResult,
     simulate,
 )
@@ -181,7 +181,7 @@ def test_an_algorithm_of_ones_own_is_a_function(some_digits: FederatedDataset) -
         return FedVARP(MemoryTable(table.num_clients, table.dim, "bfloat16"))
 
     result = short_run(some_digits, algorithm=mine)
-    assert result.server.describe()["dtype"] == "bfloat16"
+    assert result.server.describe()["codec"] == "bfloat16"
 
 
 def test_nobody_online_is_a_round_that_only_counts(some_digits: FederatedDataset) -> None:
@@ -370,7 +370,7 @@ def test_a_run_that_is_there_is_not_overwritten(
     with pytest.raises(RunError, match="other data, another model"):
         short_run(brighter(some_digits), out=tmp_path, resume=True)
     with pytest.raises(RunError, match=r"server_optimizer.optimizer = sgd \(now momentum\)"):
-        short_run(some_digits, out=tmp_path, resume=True, server_optimizer=Momentum())
+        short_run(some_digits, out=tmp_path, resume=True, server_optimizer=ServerMomentum())
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
@@ -464,7 +464,7 @@ def test_a_run_in_pieces_is_the_run_in_one(
     states: str,
     commit_every: int,
 ) -> None:
-    common: dict[str, Any] = {"algorithm": algorithm, "server_optimizer": Momentum(0.5)}
+    common: dict[str, Any] = {"algorithm": algorithm, "server_optimizer": ServerMomentum(0.5)}
     whole = short_run(some_digits, **common)
 
     class PlugPulledError(Exception):

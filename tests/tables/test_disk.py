@@ -12,16 +12,16 @@ import torch
 
 import registry
 from fedvarp import (
-    SGD,
     Checkpoint,
     CheckpointError,
     ClusteredTable,
     DiskTable,
     FedVARP,
     MemoryTable,
-    Momentum,
     RoundUpdates,
     Server,
+    ServerMomentum,
+    ServerSGD,
     StoreError,
     cluster_fedvarp,
     stream,
@@ -43,7 +43,7 @@ def receive(server: Server, client: int, seed: int, size: float = 1.0) -> None:
 
 
 def everyone(server: Server) -> torch.Tensor:
-    states = server.aggregator.states
+    states = server.aggregator.table
     assert states is not None
     return states.get(torch.arange(states.num_clients))
 
@@ -53,7 +53,7 @@ def test_a_table_alone_is_found_again(tmp_path: Path, codec: str) -> None:
     weights = torch.arange(1.0, N + 1)
     with DiskTable(tmp_path, N, D, codec, client_weights=weights) as states:
         for t in range(8):
-            rows = torch.cat([row(t), row(t + 100)]).to(states.values)
+            rows = torch.cat([row(t), row(t + 100)]).to(states.dtype)
             states.put(torch.tensor([t % 3, 4]), rows)
         mean, rows = states.mean(), states.get(torch.arange(N))
     with DiskTable(tmp_path, N, D, codec, client_weights=weights) as states:
@@ -98,7 +98,7 @@ def test_a_table_of_something_else_is_not_opened(
 
 def test_memory_lets_go_of_rows_once_committed(tmp_path: Path) -> None:
     with DiskTable(tmp_path, N, D) as states, Checkpoint(tmp_path) as checkpoint:
-        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
         receive(server, 0, seed=0)
         assert states._waiting
         checkpoint.commit(server)
@@ -124,7 +124,7 @@ def test_a_failed_commit_loses_no_row(
     write = Store.write
     states = registry.rows_in(place, tmp_path, N, D, "float32")
     with Checkpoint(tmp_path, fsync=False) as checkpoint:
-        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
         for t in range(4):
             receive(server, t, seed=t)
 
@@ -147,7 +147,7 @@ def test_a_failed_commit_loses_no_row(
     registry.close(states)
     again = registry.rows_in(place, tmp_path, N, D, "float32")
     with Checkpoint(tmp_path, fsync=False) as checkpoint:
-        resumed = Server(torch.zeros(D), FedVARP(again), SGD())
+        resumed = Server(torch.zeros(D), FedVARP(again), ServerSGD())
         checkpoint.restore(resumed)
         assert torch.equal(everyone(resumed)[:4], torch.cat([row(t) for t in range(4)]))
     registry.close(again)
@@ -157,7 +157,7 @@ def test_a_failed_commit_loses_no_row(
 def test_a_folder_with_rows_of_another_table_ends_with_those_of_this_one(tmp_path: Path) -> None:
     with DiskTable(tmp_path, N, D) as states:
         states.put(torch.tensor([3]), row(0))
-    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     with Checkpoint(tmp_path) as checkpoint:
         receive(server, 1, seed=1)
         checkpoint.commit(server)
@@ -166,7 +166,7 @@ def test_a_folder_with_rows_of_another_table_ends_with_those_of_this_one(tmp_pat
 
 def test_only_the_server_whose_run_it_is_may_commit(tmp_path: Path) -> None:
     def fresh() -> Server:
-        return Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+        return Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
 
     with Checkpoint(tmp_path) as checkpoint:
         first, second = fresh(), fresh()
@@ -182,7 +182,7 @@ def test_only_the_server_whose_run_it_is_may_commit(tmp_path: Path) -> None:
 def test_rows_of_a_saved_round_are_not_changed_without_its_checkpoint(tmp_path: Path) -> None:
     with DiskTable(tmp_path, N, D) as states:
         with Checkpoint(tmp_path) as checkpoint:
-            server = Server(torch.zeros(D), FedVARP(states), SGD())
+            server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
             receive(server, 0, seed=0)
             checkpoint.commit(server)
             receive(server, 0, seed=1)
@@ -230,7 +230,7 @@ def test_a_folder_may_be_closed_by_another_thread(tmp_path: Path) -> None:
 
 def test_tensors_without_numbers_come_back(tmp_path: Path) -> None:
     with Checkpoint(tmp_path) as checkpoint:
-        server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+        server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
         checkpoint.commit(server, tensors={"nothing": torch.empty(0, 3)})
         assert checkpoint.tensors()["nothing"].shape == (0, 3)
 
@@ -278,12 +278,12 @@ def test_pickled_rows_do_not_bring_their_slabs() -> None:
 
 def test_a_second_folder_gets_the_whole_table(tmp_path: Path) -> None:
     """The first commit into a folder cannot rely on what was saved elsewhere."""
-    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     for folder, client in (("a", 0), ("b", 1)):
         with Checkpoint(tmp_path / folder) as checkpoint:
             receive(server, client, seed=client)
             checkpoint.commit(server)
-    again = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), SGD())
+    again = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     with Checkpoint(tmp_path / "b") as checkpoint:
         checkpoint.restore(again)
     assert torch.equal(everyone(again), everyone(server))
@@ -293,7 +293,7 @@ def test_a_second_folder_gets_the_whole_table(tmp_path: Path) -> None:
 def test_restoring_takes_back_what_was_not_committed(tmp_path: Path, place: str) -> None:
     states = registry.rows_in(place, tmp_path, N, D, "float32")
     with Checkpoint(tmp_path) as checkpoint:
-        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
         receive(server, 0, seed=0)
         checkpoint.commit(server)
         w, rows, mean = server.w.clone(), everyone(server), states.mean()
@@ -311,7 +311,7 @@ def test_restoring_takes_back_what_was_not_committed(tmp_path: Path, place: str)
 
 def test_restoring_refuses_rows_elsewhere(tmp_path: Path) -> None:
     with DiskTable(tmp_path / "a", N, D) as states, Checkpoint(tmp_path / "a") as checkpoint:
-        server = Server(torch.zeros(D), FedVARP(states), SGD())
+        server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
         receive(server, 0, seed=0)
         checkpoint.commit(server)
     with (
@@ -319,14 +319,14 @@ def test_restoring_refuses_rows_elsewhere(tmp_path: Path) -> None:
         Checkpoint(tmp_path / "a") as checkpoint,
         pytest.raises(CheckpointError, match="same path"),
     ):
-        checkpoint.restore(Server(torch.zeros(D), FedVARP(states), SGD()))
+        checkpoint.restore(Server(torch.zeros(D), FedVARP(states), ServerSGD()))
 
 
 def test_a_damaged_row_is_noticed_and_the_server_stays_as_it_is(tmp_path: Path) -> None:
     dim = 2000
 
     def fresh() -> Server:
-        return Server(torch.zeros(dim), FedVARP(MemoryTable(N, dim)), Momentum())
+        return Server(torch.zeros(dim), FedVARP(MemoryTable(N, dim)), ServerMomentum())
 
     with Checkpoint(tmp_path) as checkpoint:
         server = fresh()
@@ -343,7 +343,7 @@ def test_a_damaged_row_is_noticed_and_the_server_stays_as_it_is(tmp_path: Path) 
     file.write_bytes(bytes(data))
     other = fresh()
     receive(other, 4, seed=9)
-    w, rows, velocity = other.w.clone(), everyone(other), other.optimizer.tensors()["velocity"]
+    w, rows, velocity = other.w.clone(), everyone(other), other.optimizer.state_dict()["velocity"]
     before = velocity.clone()
     damaged = pytest.raises(StoreError, match="checksum of rows/rows/0")
     with Checkpoint(tmp_path) as checkpoint, damaged:
@@ -351,7 +351,7 @@ def test_a_damaged_row_is_noticed_and_the_server_stays_as_it_is(tmp_path: Path) 
     assert other.round == 1
     assert torch.equal(other.w, w)
     assert torch.equal(everyone(other), rows)
-    assert torch.equal(other.optimizer.tensors()["velocity"], before)
+    assert torch.equal(other.optimizer.state_dict()["velocity"], before)
 
 
 def test_a_value_without_a_checksum_is_damage(tmp_path: Path) -> None:
@@ -380,19 +380,19 @@ def test_a_put_right_after_a_client_joined_a_cluster(place: str, tmp_path: Path)
 def test_a_commit_right_after_a_client_joined_a_cluster(tmp_path: Path) -> None:
     def server(clusters: list[int]) -> Server:
         table = cluster_fedvarp(torch.tensor(clusters), MemoryTable(2, D))
-        return Server(torch.zeros(D), table, SGD())
+        return Server(torch.zeros(D), table, ServerSGD())
 
     with Checkpoint(tmp_path) as checkpoint:
         first = server([0, 1, 1])
         receive(first, 0, seed=0)
         receive(first, 1, seed=1)
-        states = first.aggregator.states
+        states = first.aggregator.table
         assert isinstance(states, ClusteredTable)
         states.add_clients(torch.tensor([0, 0, 0]))
         checkpoint.commit(first)
         again = server([0, 1, 1, 0, 0, 0])
         assert checkpoint.restore(again)
-    restored = again.aggregator.states
+    restored = again.aggregator.table
     assert restored is not None
     torch.testing.assert_close(restored.mean(), everyone(again).mean(0))
 
@@ -404,7 +404,7 @@ def test_a_healed_sum_is_resumed_bit_for_bit(tmp_path: Path, place: str) -> None
     def sitting(folder: Path, start: int, stop: int) -> torch.Tensor:
         states = registry.rows_in(place, folder, N, D, "float32")
         with Checkpoint(folder, fsync=False) as checkpoint:
-            server = Server(torch.zeros(D), FedVARP(states), SGD(0.01))
+            server = Server(torch.zeros(D), FedVARP(states), ServerSGD(0.01))
             checkpoint.restore(server)
             for t in range(start, stop):
                 receive(server, t % N, seed=t, size=1e17 if t == 2 else 1.0)

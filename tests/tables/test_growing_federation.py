@@ -9,7 +9,6 @@ import torch
 
 from fedvarp import (
     MIFA,
-    SGD,
     Aggregator,
     Checkpoint,
     ClusteredTable,
@@ -19,6 +18,7 @@ from fedvarp import (
     RoundUpdates,
     Scaffold,
     Server,
+    ServerSGD,
 )
 
 
@@ -32,15 +32,15 @@ def updates(clients: list[int], values: list[float]) -> RoundUpdates:
 def test_late_replies_refresh_rows_and_move_nothing_else(
     kind: type[FedVARP] | type[MIFA],
 ) -> None:
-    server = Server(torch.zeros(2), kind(MemoryTable(4, 2)), SGD())
+    server = Server(torch.zeros(2), kind(MemoryTable(4, 2)), ServerSGD())
     server.receive(updates([0], [1.0]))
     w, round_ = server.w.clone(), server.round
-    report = server.refresh(updates([0, 1, 2], [3.0, float("nan"), 5.0]))
+    report = server.receive_late(updates([0, 1, 2], [3.0, float("nan"), 5.0]))
     assert report.accepted == (0, 2)
     assert list(report.refused) == [1]
     assert server.w.equal(w)
     assert server.round == round_ == report.round
-    states = server.aggregator.states
+    states = server.aggregator.table
     assert states is not None
     assert states.get(torch.arange(4))[:, 0].tolist() == [3, 0, 5, 0]
     assert states.mean().tolist() == [2, 2]
@@ -48,16 +48,16 @@ def test_late_replies_refresh_rows_and_move_nothing_else(
 
 @pytest.mark.parametrize("aggregator", [FedAvg(), Scaffold(MemoryTable(4, 2))])
 def test_some_algorithms_have_no_use_for_late_replies(aggregator: Aggregator) -> None:
-    server = Server(torch.zeros(2), aggregator, SGD())
-    assert server.refresh(updates([0], [1.0])).accepted == ()
-    assert aggregator.states is None or not aggregator.states.mean().any()
+    server = Server(torch.zeros(2), aggregator, ServerSGD())
+    assert server.receive_late(updates([0], [1.0])).accepted == ()
+    assert aggregator.table is None or not aggregator.table.mean().any()
 
 
 def test_clients_move_between_clusters_and_new_clusters_appear() -> None:
     states = ClusteredTable(torch.tensor([0, 0, 0]), MemoryTable(1, 1))
     states.put(torch.tensor([0]), torch.tensor([[3.0]]))
     states.move(torch.tensor([1, 2]), torch.tensor([2, 1]))
-    assert states.states.num_clients == 3
+    assert states.rows.num_clients == 3
     assert states.get(torch.arange(3)).flatten().tolist() == [3, 0, 0]
     assert states.mean().tolist() == [1]
     states.put(torch.tensor([1]), torch.tensor([[6.0]]))
@@ -69,7 +69,7 @@ def test_clients_move_between_clusters_and_new_clusters_appear() -> None:
 
 def test_entries_accumulate_and_are_of_one_transaction_with_the_round(tmp_path: Path) -> None:
     with Checkpoint(tmp_path) as checkpoint:
-        server = Server(torch.zeros(2), FedAvg(), SGD())
+        server = Server(torch.zeros(2), FedAvg(), ServerSGD())
         assert checkpoint.entries() == {}
         checkpoint.commit(server, entries={"a": {"x": 1}, "b": {"x": 2}})
         checkpoint.commit(server, entries={"b": {"x": 3}, "c": {"x": [4.5]}})

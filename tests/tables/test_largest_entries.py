@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedvarp import SGD, FedVARP, MemoryTable, RoundUpdates, Server
+from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD
 from fedvarp.algorithms import Aggregator
 from fedvarp.algorithms.round_updates import Reply
-from fedvarp.server.optimizers import Momentum, ServerOptimizer
+from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer
 from fedvarp.tables import largest_entries as magnitudes
 from fedvarp.tables.largest_entries import Magnitudes, stacked
 
@@ -29,14 +29,14 @@ def test_rows_measured_by_their_maker_are_not_read_again(monkeypatch: pytest.Mon
     measured = Magnitudes.of(deltas)
     looks: list[object] = []
     monkeypatch.setattr(magnitudes, "row_magnitudes", looks.append)
-    server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), SGD())
+    server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), ServerSGD())
     assert server.receive(updates_of(deltas, measured)).accepted == (0, 1)
     assert not looks
 
 
 def test_what_was_measured_of_other_rows_or_before_a_change_counts_for_nothing() -> None:
     good, bad = torch.ones(2, 3), torch.tensor([[1.0, 1.0, 1.0], [1.0, math.nan, 1.0]])
-    server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), SGD())
+    server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), ServerSGD())
     others = replace(updates_of(good, Magnitudes.of(good)), deltas=bad)
     assert list(server.receive(others).refused) == [1]
     changed = updates_of(good, Magnitudes.of(good))
@@ -69,11 +69,11 @@ def test_a_network_reply_with_nan_is_refused_though_it_was_measured_while_stacki
         Reply(1, torch.tensor([math.nan, 2.0]), 1, 1),
     ]
     updates = RoundUpdates.from_replies(replies, dim=2, client_lr=0.1, dtype=torch.float32)
-    server = Server(torch.zeros(2), FedVARP(MemoryTable(2, 2)), SGD())
+    server = Server(torch.zeros(2), FedVARP(MemoryTable(2, 2)), ServerSGD())
     assert list(server.receive(updates).refused) == [1]
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.3), Momentum(0.3)])
+@pytest.mark.parametrize("optimizer", [ServerSGD(0.3), ServerMomentum(0.3)])
 def test_the_step_taken_on_the_way_gives_the_bits_of_v_and_then_a_step(
     optimizer: ServerOptimizer,
 ) -> None:

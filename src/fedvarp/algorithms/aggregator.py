@@ -28,7 +28,7 @@ class Aggregator(ABC):
     >>> LargestHalf().aggregate(RoundUpdates(torch.arange(4), deltas, ones, ones, scale=0.1))
     tensor([4.])
 
-    One that remembers more than a table of client states says so with `tensors` and `load`: a run
+    One that remembers more than its table says so with `state_dict` and `load_state_dict`: a run
     that is resumed goes on with what they give and take, and begins anew with all else.
     """
 
@@ -51,26 +51,26 @@ class Aggregator(ABC):
         """(M, d), added to every local gradient of these clients; None if there are none."""
         return None
 
-    def remember(self, updates: RoundUpdates) -> bool:
+    def receive_late(self, updates: RoundUpdates) -> bool:
         """Takes in replies that came too late for their round; False: they are of no use here."""
         return False
 
     @property
-    def states(self) -> ClientTable | None:
+    def table(self) -> ClientTable | None:
         """The table of client states, saved by checkpoints; None if the algorithm has none."""
         return None
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """What it remembers from round to round beside its table, saved by checkpoints."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Takes back what `tensors` gave; not called where it gave nothing."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Takes back what `state_dict` gave; not called where it gave nothing."""
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this algorithm.
 
         One with settings of its own adds them: ``{**super().describe(), "decay": self.decay}``.
         """
-        table = {} if self.states is None else self.states.describe()
+        table = {} if self.table is None else self.table.describe()
         return {"algorithm": type(self).__name__, **table}

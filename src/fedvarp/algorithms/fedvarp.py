@@ -23,7 +23,7 @@ class FedVARP(Aggregator):
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """v = y + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S."""
         if self._v is None:
-            self._v = torch.empty(self.y.dim, dtype=self.y.values, device=updates.deltas.device)
+            self._v = torch.empty(self.y.dim, dtype=self.y.dtype, device=updates.deltas.device)
         v = self._v.zero_()
         self.y.exchange(updates, v, rate=-1.0)  # from zero, one unit along v
         return v
@@ -36,13 +36,13 @@ class FedVARP(Aggregator):
         else:
             self.y.exchange(updates, w, rate)
 
-    def remember(self, updates: RoundUpdates) -> bool:
+    def receive_late(self, updates: RoundUpdates) -> bool:
         """y_i ← Δ_i: an update of an older model still says more than the one before it."""
         self.y.put(updates.clients, updates.deltas)
         return True
 
     @property
-    def states(self) -> ClientTable:
+    def table(self) -> ClientTable:
         """y_1 … y_N."""
         return self.y
 

@@ -28,12 +28,12 @@ class MIFA(Aggregator):
         self._v = self.y.mean(out=self._v)
         return self._v
 
-    def remember(self, updates: RoundUpdates) -> bool:
+    def receive_late(self, updates: RoundUpdates) -> bool:
         """y_i ← Δ_i: an update of an older model still says more than the one before it."""
         self.y.put(updates.clients, updates.deltas)
         return True
 
     @property
-    def states(self) -> ClientTable:
+    def table(self) -> ClientTable:
         """y_1 … y_N."""
         return self.y

@@ -24,7 +24,7 @@ class TableSettings:
     Attributes:
         num_clients: N.
         dim: d.
-        dtype: How rows are stored.
+        codec: How rows are stored.
         folder: Where rows live on disk; None: in memory.
         cluster_of: (N,) for ClusterFedVARP.
         clustering: How the clusters are made, if they change with time.
@@ -34,7 +34,7 @@ class TableSettings:
 
     num_clients: int
     dim: int
-    dtype: str = "float32"
+    codec: str = "float32"
     folder: str | None = None
     cluster_of: Tensor | None = None
     clustering: str | None = None
@@ -45,10 +45,10 @@ class TableSettings:
         """A table with that many rows."""
         if self.folder is None:
             return MemoryTable(
-                count, self.dim, self.dtype, client_weights=weights, device=self.device
+                count, self.dim, self.codec, client_weights=weights, device=self.device
             )
         return DiskTable(
-            self.folder, count, self.dim, self.dtype, client_weights=weights, device=self.device
+            self.folder, count, self.dim, self.codec, client_weights=weights, device=self.device
         )
 
     def row_per_client(self) -> RowTable:

@@ -41,6 +41,6 @@ class Scaffold(Aggregator):
         return updates.average(delta)
 
     @property
-    def states(self) -> ClientTable:
+    def table(self) -> ClientTable:
         """c_1 … c_N."""
         return self.c

@@ -71,7 +71,7 @@ def reclustering(
     seed: int,
 ) -> Reclustering | None:
     """None if the clusters are known from the start, or nobody shares a row."""
-    table = aggregator.states
+    table = aggregator.table
     if clusters.num_auto is None or not isinstance(table, ClusteredTable):
         return None
     return Reclustering(clusters, table, dataset, model, loss, local_sgd, seed)

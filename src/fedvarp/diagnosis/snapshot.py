@@ -98,15 +98,15 @@ def _rows(
     table = TableSettings(
         num_clients=dataset.num_clients,
         dim=flat.dim,
-        dtype=settings.states.dtype,
+        codec=settings.states.dtype,
         folder=str(directory.checkpoint_folder) if settings.states.where == "disk" else None,
         cluster_of=clusters.at_first,
         clustering=clusters.changing,
         device=settings.device,
     )
     aggregator = make_algorithm(settings.algorithm, table)
-    assert aggregator.states is not None
-    for rows in aggregator.states.tables():
+    assert aggregator.table is not None
+    for rows in aggregator.table.tables():
         opened.callback(rows.close)
     checkpoint.restore(Server(flat.vector(), aggregator, experiment.server_optimizer))
-    return aggregator.states
+    return aggregator.table

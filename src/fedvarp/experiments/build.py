@@ -36,7 +36,7 @@ from fedvarp.models import (
     quadratic_loss,
 )
 from fedvarp.processes import keep_freed_memory
-from fedvarp.server.optimizers import SGD, Momentum, ServerOptimizer, Steady
+from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD, Steady
 from fedvarp.simulation.round_loop import Callback, SimulationResult
 from fedvarp.simulation.simulate import simulate
 
@@ -208,9 +208,9 @@ def _availability(settings: Settings) -> availability.Availability | None:
 
 
 def _server_optimizer(settings: Settings) -> ServerOptimizer:
-    chosen: ServerOptimizer = SGD(settings.server_lr)
+    chosen: ServerOptimizer = ServerSGD(settings.server_lr)
     if settings.server_momentum:
-        chosen = Momentum(settings.server_lr, settings.server_momentum)
+        chosen = ServerMomentum(settings.server_lr, settings.server_momentum)
     return Steady(chosen) if settings.server_step == "steady" else chosen
 
 

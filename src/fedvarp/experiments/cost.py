@@ -93,7 +93,7 @@ def estimate(experiment: Experiment) -> Estimate:
             cluster_of=clusters_by_name(settings.clusters, None, dataset).at_first,
         ),
     )
-    tables = () if aggregator.states is None else aggregator.states.tables()
+    tables = () if aggregator.table is None else aggregator.table.tables()
     rows = sum(table.num_clients for table in tables)
     step = _step_seconds(experiment, flat)
     round_seconds = step * _mean_batches(experiment) * _mean_answers(experiment)

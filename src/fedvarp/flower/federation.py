@@ -67,7 +67,7 @@ class Federation:
     @property
     def num_clients(self) -> int:
         """N."""
-        states = self.server.aggregator.states
+        states = self.server.aggregator.table
         return len(self.clients) if states is None else states.num_clients
 
     def count(self, num_online: int) -> None:
@@ -78,13 +78,13 @@ class Federation:
         """
         wanted = max(self.least_clients, num_online, len(self.clients))
         self.grow(wanted)
-        states = self.server.aggregator.states
+        states = self.server.aggregator.table
         if isinstance(states, ClusteredTable | RowTable) and wanted < states.num_clients:
             states.drop_clients(states.num_clients - wanted)
 
     def grow(self, num_clients: int) -> None:
         """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows."""
-        states = self.server.aggregator.states
+        states = self.server.aggregator.table
         if states is None or num_clients <= states.num_clients:
             return
         more = num_clients - states.num_clients
@@ -96,7 +96,7 @@ class Federation:
     def place(self, client: Client, label: str | None) -> None:
         """Gives a client its row, and its cluster if there are any."""
         self.grow(client.row + 1)
-        states = self.server.aggregator.states
+        states = self.server.aggregator.table
         if self.clusters is None or label is None or client.cluster == label:
             return
         assert isinstance(states, ClusteredTable)
@@ -187,7 +187,7 @@ class Federation:
 
     def close(self) -> None:
         """Gives the folder back."""
-        states = self.server.aggregator.states
+        states = self.server.aggregator.table
         for table in () if states is None else states.tables():
             table.close()
         if self.checkpoint is not None:
@@ -306,7 +306,7 @@ class Federation:
         refreshed: tuple[int, ...] = ()
         if newest and self.units.are_settled:
             stacked = self._stack([newest[row] for row in sorted(newest)])
-            refreshed = self.server.refresh(stacked).accepted
+            refreshed = self.server.receive_late(stacked).accepted
         for update, client in late:
             staleness = round - update.round
             if client.row in refreshed and newest[client.row][0] is update:

@@ -16,7 +16,7 @@ from fedvarp.flower.identity import Identities, name_order
 from fedvarp.flower.replies import ReplyReader
 from fedvarp.flower.units import Units
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
-from fedvarp.server.optimizers import SGD
+from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def open_federation(strategy: StrategySettings, arrays: ArrayRecord) -> tuple[Fe
         table = TableSettings(
             num_clients=saved.get("num_clients", max(1, strategy.num_clients or 0)),
             dim=layout.dim,
-            dtype=strategy.dtype,
+            codec=strategy.dtype,
             folder=str(strategy.checkpoint) if strategy.states == "disk" else None,
         )
         aggregator = _aggregator(strategy.algorithm, table, clients, clusters)
-        for rows in () if aggregator.states is None else aggregator.states.tables():
+        for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
-        optimizer = strategy.server_optimizer or SGD(lr=strategy.server_lr)
+        optimizer = strategy.server_optimizer or ServerSGD(lr=strategy.server_lr)
         server = Server(layout.vector(arrays), aggregator, optimizer)
         units = Units(strategy.client_lr)
         buffers = layout.read_buffers(arrays)

@@ -78,7 +78,7 @@ class Reporter:
 
 
 def _table_size(settings: StrategySettings, federation: Federation) -> str:
-    states = federation.server.aggregator.states
+    states = federation.server.aggregator.table
     if states is None:
         return f"none; {federation.layout.dim} parameters"
     rows = states.tables()[0]

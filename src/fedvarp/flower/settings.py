@@ -27,8 +27,8 @@ class StrategySettings:
         fraction_evaluate: Share of the nodes online that evaluate the model after a round.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
         server_lr: η_s; the paper's 1.0.
-        server_optimizer: In place of SGD(server_lr), such as `fedvarp.Momentum`; `fedvarp.Steady`
-            around it, where clients take unequally many local steps.
+        server_optimizer: In place of ServerSGD(server_lr), such as `fedvarp.ServerMomentum`;
+            `fedvarp.Steady` around it, where clients take unequally many local steps.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
             same for all clients and rounds, and must stay the same while a run lasts: clients
             whose rate changes report it.

@@ -1,9 +1,9 @@
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
 from .flat_model import FlatModel as FlatModel
-from .optimizers import SGD as SGD
-from .optimizers import Momentum as Momentum
+from .optimizers import ServerMomentum as ServerMomentum
 from .optimizers import ServerOptimizer as ServerOptimizer
+from .optimizers import ServerSGD as ServerSGD
 from .optimizers import Steady as Steady
 from .server import Broadcast as Broadcast
 from .server import RoundReport as RoundReport

@@ -33,15 +33,15 @@ class Checkpoint:
     from there is the one that was never interrupted, bit for bit.
 
     >>> import tempfile
-    >>> from fedvarp import SGD, FedAvg, RoundUpdates
+    >>> from fedvarp import ServerSGD, FedAvg, RoundUpdates
     >>> folder = tempfile.mkdtemp()
     >>> with Checkpoint(folder) as checkpoint:
-    ...     server = Server(torch.zeros(2), FedAvg(), SGD())
+    ...     server = Server(torch.zeros(2), FedAvg(), ServerSGD())
     ...     one = torch.tensor([1])
     ...     report = server.receive(RoundUpdates(one, torch.ones(1, 2), one, one, scale=0.5))
     ...     checkpoint.commit(server)
     >>> with Checkpoint(folder) as checkpoint:
-    ...     server = Server(torch.zeros(2), FedAvg(), SGD())
+    ...     server = Server(torch.zeros(2), FedAvg(), ServerSGD())
     ...     checkpoint.restore(server), server.round, server.w
     (True, 1, tensor([-0.5000, -0.5000]))
     """
@@ -110,7 +110,7 @@ class Checkpoint:
             )
         tables = _tables(server)
         self._refuse_rows_elsewhere(tables)
-        remembered = dict(server.aggregator.tensors())
+        remembered = dict(server.aggregator.state_dict())
         _refuse_what_cannot_be_taken_back(server.aggregator, remembered)
         extra = dict(tensors or {})
         about = {
@@ -118,14 +118,14 @@ class Checkpoint:
             "version": __version__,
             "round": server.round,
             "server": dict(server.describe()),
-            "optimizer": _layout(server.optimizer.tensors()),
+            "optimizer": _layout(server.optimizer.state_dict()),
             "aggregator": _layout(remembered),
             "states": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
         }
         batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
-        for name, tensor in server.optimizer.tensors().items():
+        for name, tensor in server.optimizer.state_dict().items():
             batch["state", f"optimizer/{name}"] = tensor
         for name, tensor in remembered.items():
             batch["state", f"aggregator/{name}"] = tensor
@@ -168,10 +168,14 @@ class Checkpoint:
         for table in tables:
             table.load(self.store)
         if aggregator:
-            server.aggregator.load({name: tensor.to(device) for name, tensor in aggregator.items()})
-        if server.aggregator.states is not None:
-            server.aggregator.states.adopt(beside_rows)
-        server.optimizer.load({name: tensor.to(device) for name, tensor in optimizer.items()})
+            server.aggregator.load_state_dict(
+                {name: tensor.to(device) for name, tensor in aggregator.items()}
+            )
+        if server.aggregator.table is not None:
+            server.aggregator.table.load_state_dict(beside_rows)
+        server.optimizer.load_state_dict(
+            {name: tensor.to(device) for name, tensor in optimizer.items()}
+        )
         server.w.copy_(w)
         server.round = self._about["round"]
         self._owner = server
@@ -223,21 +227,22 @@ class Checkpoint:
 def _refuse_what_cannot_be_taken_back(
     aggregator: Aggregator, remembered: Mapping[str, Tensor]
 ) -> None:
-    if remembered and type(aggregator).load is Aggregator.load:
+    if remembered and type(aggregator).load_state_dict is Aggregator.load_state_dict:
         raise CheckpointError(
             f"{type(aggregator).__name__} gives {', '.join(remembered)} to be saved, and "
-            f"has no load() to take them back. Define it, or the run could not be resumed."
+            f"has no load_state_dict() to take them back. Define it, or the run could not be "
+            f"resumed."
         )
 
 
 def _tables(server: Server) -> tuple[RowTable, ...]:
-    states = server.aggregator.states
-    return () if states is None else states.tables()
+    table = server.aggregator.table
+    return () if table is None else table.tables()
 
 
 def _beside_rows(server: Server) -> Mapping[str, Tensor]:
-    states = server.aggregator.states
-    return {} if states is None else states.tensors()
+    table = server.aggregator.table
+    return {} if table is None else table.state_dict()
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int]]]:

@@ -31,12 +31,12 @@ class ServerOptimizer(ABC):
         """η, if the step is `walk(w, v, η)` and nothing else; None if there is more to it."""
         return None
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """What the optimiser remembers, by name."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state_dict` gave."""
         if tensors:
             raise ValueError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
 
@@ -62,7 +62,7 @@ def _positive(lr: float) -> float:
     return lr
 
 
-class SGD(ServerOptimizer):
+class ServerSGD(ServerOptimizer):
     """The paper's server step, w ← w − η_s η_c τ v."""
 
     def __init__(self, lr: float = 1.0) -> None:
@@ -81,7 +81,7 @@ class SGD(ServerOptimizer):
         return {"optimizer": "sgd", "server_lr": self.lr}
 
 
-class Momentum(ServerOptimizer):
+class ServerMomentum(ServerOptimizer):
     """Heavy-ball momentum on the server: u ← β u + v, w ← w − η_s · scale · u.
 
     u stays per unit of client walk, so that a decaying client rate does not leave old, long steps
@@ -102,11 +102,11 @@ class Momentum(ServerOptimizer):
         self._u.mul_(self.beta).add_(v)
         w.add_(self._u, alpha=-self.lr * scale)
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """The velocity, once there is one."""
         return {} if self._u is None else {"velocity": self._u}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the velocity back."""
         self._u = tensors.get("velocity")
 
@@ -124,7 +124,7 @@ class Steady(ServerOptimizer):
     many steps, nothing changes, to the bit. For a constant client rate: the mean would lag behind a
     schedule.
 
-    >>> steady, w = Steady(SGD(lr=1.0)), torch.zeros(1)
+    >>> steady, w = Steady(ServerSGD(lr=1.0)), torch.zeros(1)
     >>> steady.step(w, torch.ones(1), scale=2.0)
     >>> w
     tensor([-2.])
@@ -144,18 +144,20 @@ class Steady(ServerOptimizer):
         self._mean += (scale - self._mean) / self._rounds  # of equal scales, exactly that scale
         self.inner.step(w, v, self._mean)
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """The mean and how many rounds it is of, beside what the inner one remembers."""
-        of_inner = {f"{_INNER}{name}": part for name, part in self.inner.tensors().items()}
+        of_inner = {f"{_INNER}{name}": part for name, part in self.inner.state_dict().items()}
         if self._rounds == 0:
             return of_inner
         return {"steady": torch.tensor([self._mean, self._rounds], dtype=torch.float64), **of_inner}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes both back."""
         own = tensors.get("steady")
         of_inner = {name: part for name, part in tensors.items() if name.startswith(_INNER)}
-        self.inner.load({name.removeprefix(_INNER): part for name, part in of_inner.items()})
+        self.inner.load_state_dict(
+            {name.removeprefix(_INNER): part for name, part in of_inner.items()}
+        )
         self._mean = 0.0 if own is None else float(own[0])
         self._rounds = 0 if own is None else int(own[1])
 

@@ -42,8 +42,9 @@ class RoundReport:
 class Server:
     """Sends the model out, takes updates in, and moves the model.
 
-    >>> from fedvarp import FedVARP, MemoryTable, SGD
-    >>> server = Server(torch.zeros(2), FedVARP(MemoryTable(num_clients=4, dim=2)), SGD(lr=1.0))
+    >>> from fedvarp import FedVARP, MemoryTable, ServerSGD
+    >>> table = MemoryTable(num_clients=4, dim=2)
+    >>> server = Server(torch.zeros(2), FedVARP(table), ServerSGD(lr=1.0))
     >>> steps = torch.tensor([1, 1])
     >>> deltas = torch.tensor([[2.0, 0.0], [0.0, float("nan")]])
     >>> report = server.receive(RoundUpdates(torch.tensor([0, 3]), deltas, steps, steps, scale=0.5))
@@ -59,16 +60,16 @@ class Server:
                 f"The server's model must be one vector of finite numbers, not {w.dtype} of shape "
                 f"{tuple(w.shape)}. FlatModel turns any nn.Module into one."
             )
-        states = aggregator.states
-        if states is not None and (states.dim, states.values) != (len(w), w.dtype):
+        table = aggregator.table
+        if table is not None and (table.dim, table.dtype) != (len(w), w.dtype):
             raise ValueError(
-                f"The table has rows of {states.dim} numbers ({states.values}), the model has "
+                f"The table has rows of {table.dim} numbers ({table.dtype}), the model has "
                 f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
             )
         self.w = w.detach().clone()
         self.aggregator = aggregator
         self.optimizer = copy.deepcopy(optimizer)
-        self.optimizer.load({})  # what it remembers of another server's steps is not ours
+        self.optimizer.load_state_dict({})  # another server's memory is not ours
         self.round = 0
 
     @torch.no_grad()
@@ -107,7 +108,7 @@ class Server:
         return RoundReport(self.round, accepted, dict(usable.refused))
 
     @torch.no_grad()
-    def refresh(self, updates: RoundUpdates) -> RoundReport:
+    def receive_late(self, updates: RoundUpdates) -> RoundReport:
         """Replies that came too late for their round: they refresh rows; w stays where it is.
 
         None is accepted by an algorithm that keeps no updates (FedAvg), or keeps them relative to
@@ -115,7 +116,7 @@ class Server:
         """
         updates.check()
         usable = self._usable(updates)
-        remembered = len(usable.clients) > 0 and self.aggregator.remember(usable)
+        remembered = len(usable.clients) > 0 and self.aggregator.receive_late(usable)
         accepted = tuple(usable.clients.tolist()) if remembered else ()
         return RoundReport(self.round, accepted, dict(usable.refused))
 
@@ -126,10 +127,10 @@ class Server:
     @property
     def num_bytes(self) -> int:
         """Memory (or disk) that the model, the optimiser and the algorithm's memory take."""
-        states = self.aggregator.states
-        tensors = [*self.optimizer.tensors().values(), *self.aggregator.tensors().values()]
+        table = self.aggregator.table
+        tensors = [*self.optimizer.state_dict().values(), *self.aggregator.state_dict().values()]
         remembered = sum(tensor.nbytes for tensor in tensors)
-        return self.w.nbytes + remembered + (0 if states is None else states.num_bytes)
+        return self.w.nbytes + remembered + (0 if table is None else table.num_bytes)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this server."""

@@ -20,7 +20,7 @@ from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.server.flat_model import FlatModel
-from fedvarp.server.optimizers import SGD, ServerOptimizer
+from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
 from fedvarp.server.server import Server
 from fedvarp.simulation.checks import (
     refuse_another_run,
@@ -85,7 +85,7 @@ def simulate(
         algorithm: "fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold", or a function that
             makes an `Aggregator` of your own.
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
-        server_optimizer: The paper's SGD(lr=1) unless given.
+        server_optimizer: The paper's ServerSGD(lr=1) unless given.
         sampler: Who takes part; see `fedvarp.clients.sampling`.
         cluster_of: (N,) clusters for "cluster_fedvarp", or "labels" for clients with the same
             labels, or "auto:K" for K clusters by k-means on sketched gradients at the first model
@@ -125,7 +125,7 @@ def simulate(
     table = TableSettings(
         num_clients=dataset.num_clients,
         dim=flat.dim,
-        dtype=dtype,
+        codec=dtype,
         folder=str(directory.checkpoint_folder) if directory and states == "disk" else None,
         cluster_of=clusters.at_first,
         clustering=clusters.changing,
@@ -143,7 +143,7 @@ def simulate(
         "loss": name_of(loss),
         "local_sgd": plain(local_sgd),
         "sampler": plain(sampler),
-        "server_optimizer": dict((server_optimizer or SGD(lr=1.0)).describe()),
+        "server_optimizer": dict((server_optimizer or ServerSGD(lr=1.0)).describe()),
         "states": {"dtype": dtype},
         "trainer": trainer if isinstance(trainer, str) else name_of(trainer),
         "workers": workers,
@@ -186,7 +186,7 @@ def simulate(
     )
     try:
         simulation = Simulation(
-            server=Server(flat.vector(), aggregator, server_optimizer or SGD(lr=1.0)),
+            server=Server(flat.vector(), aggregator, server_optimizer or ServerSGD(lr=1.0)),
             sampler=sampler,
             trainer=training,
             evaluator=evaluator,
@@ -210,7 +210,7 @@ def simulate(
     finally:
         if isinstance(trainer, str):
             close(training)
-        for rows in () if aggregator.states is None else aggregator.states.tables():
+        for rows in () if aggregator.table is None else aggregator.table.tables():
             rows.close()
 
 

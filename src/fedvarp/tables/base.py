@@ -24,7 +24,7 @@ class ClientTable(ABC):
 
     num_clients: int
     dim: int
-    values: torch.dtype  # of the rows given and taken: float32, or float64 for a float64 table
+    dtype: torch.dtype  # of the rows given and taken: float32, or float64 for a float64 table
 
     @abstractmethod
     def get(self, clients: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class ClientTable(ABC):
     def tables(self) -> tuple[RowTable, ...]:
         """The tables that hold the rows, for a checkpoint to save."""
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """What a checkpoint has to keep beside the rows; nothing for most tables."""
         return {}
 
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Takes back what `tensors` gave, after the rows were loaded; nothing for most tables."""
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Takes back what `state_dict` gave, once the rows are loaded; nothing for most tables."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:

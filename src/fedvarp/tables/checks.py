@@ -36,10 +36,10 @@ def check_put(table: ClientTable, clients: Tensor, rows: Tensor) -> None:
             f"Rows have shape {tuple(rows.shape)}; {len(clients)} clients of a table with "
             f"dim={table.dim} need {(len(clients), table.dim)}."
         )
-    if rows.dtype != table.values:
+    if rows.dtype != table.dtype:
         raise ValueError(
-            f"Rows are {rows.dtype}; this table takes {table.values}. Convert them with "
-            f".to({table.values})."
+            f"Rows are {rows.dtype}; this table takes {table.dtype}. Convert them with "
+            f".to({table.dtype})."
         )
 
 

@@ -22,7 +22,7 @@ class ClusteredTable(ClientTable):
 
     Args:
         cluster_of: (N,) int64, c_i in 0 … K-1.
-        states: A table with K rows; where it keeps them and how is its own affair.
+        rows: A table with K rows; where it keeps them and how is its own affair.
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
         clustering: How the clusters are made, if they are to change with time. A checkpoint then
             keeps the clusters themselves and asks only that they are made in the same way.
@@ -39,16 +39,16 @@ class ClusteredTable(ClientTable):
     def __init__(
         self,
         cluster_of: Tensor,
-        states: RowTable,
+        rows: RowTable,
         client_weights: Tensor | None = None,
         clustering: str | None = None,
     ) -> None:
-        _check_clusters(cluster_of, states.num_clients)
+        _check_clusters(cluster_of, rows.num_clients)
         self.cluster_of = cluster_of.cpu().clone()
-        self.states = states
+        self.rows = rows
         self.num_clients = len(cluster_of)
-        self.dim = states.dim
-        self.values = states.values
+        self.dim = rows.dim
+        self.dtype = rows.dtype
         if client_weights is not None and client_weights.shape != cluster_of.shape:
             raise ValueError(
                 f"{tuple(client_weights.shape)} client_weights for {len(cluster_of)} clients; give "
@@ -61,17 +61,17 @@ class ClusteredTable(ClientTable):
     def get(self, clients: Tensor) -> Tensor:
         """The rows of these clients' clusters, (M, d), a copy."""
         check_clients(clients, self.num_clients)
-        return self.states.get(self._clusters(clients))
+        return self.rows.get(self._clusters(clients))
 
     def put(self, clients: Tensor, rows: Tensor) -> None:
         """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 12."""
         check_put(self, clients, rows)
         check_finite(clients, row_magnitudes(rows))
-        self.states.put(*_mean_by_cluster(self._clusters(clients), rows))
+        self.rows.put(*_mean_by_cluster(self._clusters(clients), rows))
 
     def mean(self, out: Tensor | None = None) -> Tensor:
         """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
-        return self.states.mean(out)
+        return self.rows.mean(out)
 
     def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
         """Moves w by −rate · v; then each cluster's row is its mean Δ_i."""
@@ -80,14 +80,14 @@ class ClusteredTable(ClientTable):
         clusters = self._clusters(updates.clients)
         rows, means = _mean_by_cluster(clusters, updates.deltas)
         weights = updates.averaging_weights
-        row_weights = _sum_by_cluster(weights.cpu(), clusters, self.states.num_clients)[rows]
+        row_weights = _sum_by_cluster(weights.cpu(), clusters, self.rows.num_clients)[rows]
         onto_rows = updates.onto_rows(rows, means, row_weights.to(weights.device))
         if updates.weights is None or len(rows) == len(clusters):
-            self.states.exchange(onto_rows, w, rate)
+            self.rows.exchange(onto_rows, w, rate)
         else:
             # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
             rest = updates.average(updates.deltas) - row_weights.to(means) @ means
-            self.states.exchange(onto_rows, w, rate)
+            self.rows.exchange(onto_rows, w, rate)
             walk(w, rest, rate)
 
     def add_clients(self, clusters: Tensor) -> range:
@@ -97,10 +97,10 @@ class ClusteredTable(ClientTable):
         """
         if self._client_weights is not None:
             raise ValueError(
-                "This table has client weights; make a new ClusteredTable over the same states "
+                "This table has client weights; make a new ClusteredTable over the same rows "
                 "with the clusters and weights of all clients."
             )
-        _check_clusters(clusters, self.states.num_clients)
+        _check_clusters(clusters, self.rows.num_clients)
         first = self.num_clients
         self.cluster_of = torch.cat([self.cluster_of, clusters.cpu()])
         self.num_clients = len(self.cluster_of)
@@ -127,10 +127,10 @@ class ClusteredTable(ClientTable):
         The next use of the table costs O(K·d), as with `add_clients`.
         """
         check_clients(clients, self.num_clients)
-        new_rows = int(clusters.max()) + 1 - self.states.num_clients
+        new_rows = int(clusters.max()) + 1 - self.rows.num_clients
         if new_rows > 0:
-            self.states.add_rows(new_rows)
-        _check_clusters(clusters, self.states.num_clients)
+            self.rows.add_rows(new_rows)
+        _check_clusters(clusters, self.rows.num_clients)
         self.cluster_of[clients.cpu()] = clusters.cpu()
         self._share_rows()
 
@@ -141,12 +141,12 @@ class ClusteredTable(ClientTable):
         its clients' present states, each counted as the objective counts the client: the mean over
         all clients is then the same before and after, to the accuracy of the codec.
         """
-        _check_clusters(cluster_of, self.states.num_clients)
+        _check_clusters(cluster_of, self.rows.num_clients)
         if len(cluster_of) != self.num_clients:
             raise ValueError(
                 f"{len(cluster_of)} clusters for {self.num_clients} clients; give one a client."
             )
-        K = self.states.num_clients
+        K = self.rows.num_clients
         cluster_of = cluster_of.cpu()
         moved = torch.zeros(K, K, dtype=torch.float64)  # weight of the clients from old k to new k
         moved.index_put_((cluster_of, self.cluster_of), self._weights(), accumulate=True)
@@ -156,30 +156,28 @@ class ClusteredTable(ClientTable):
         moved[weightless] = heads[weightless]
         shares = moved / moved.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         clusters = torch.arange(K)
-        before = self.states.get(clusters)
+        before = self.rows.get(clusters)
         after = torch.empty_like(before)
         for here in blocks(self.dim):
             after[:, here] = shares.to(before.device) @ before[:, here].double()
         changed = (before != after).any(1).cpu()
-        self.states.put(clusters[changed], after[changed.to(after.device)])
+        self.rows.put(clusters[changed], after[changed.to(after.device)])
         self.cluster_of = cluster_of.clone()
         self._share_rows()
 
     def _share_rows(self) -> None:
-        self.states.share(
-            _sum_by_cluster(self._weights(), self.cluster_of, self.states.num_clients)
-        )
+        self.rows.share(_sum_by_cluster(self._weights(), self.cluster_of, self.rows.num_clients))
 
     def _weights(self) -> Tensor:
         if self._client_weights is None:
             return torch.ones(self.num_clients, dtype=torch.float64)
         return self._client_weights.double().cpu()
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """The clusters, if they change with time."""
         return {} if self._clustering is None else {"cluster_of": self.cluster_of}
 
-    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the clusters back; the rows are those of these clusters already."""
         if "cluster_of" in tensors:
             self.cluster_of = tensors["cluster_of"]
@@ -188,19 +186,19 @@ class ClusteredTable(ClientTable):
     @property
     def num_bytes(self) -> int:
         """Bytes of the rows written so far and of the running sum."""
-        return self.states.num_bytes
+        return self.rows.num_bytes
 
     def tables(self) -> tuple[RowTable, ...]:
         """The table of the clusters."""
-        return (self.states,)
+        return (self.rows,)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""
         digest = hashlib.sha256(self.cluster_of.numpy().tobytes()).hexdigest()[:16]
         told = {
-            **self.states.describe(),
+            **self.rows.describe(),
             "num_clients": self.num_clients,
-            "num_clusters": self.states.num_clients,
+            "num_clusters": self.rows.num_clients,
             "cluster_of": self._clustering or digest,
         }
         if self._clustering is not None:

@@ -21,7 +21,7 @@ class Codec(ABC):
     """
 
     name: str
-    values: torch.dtype = torch.float32  # what goes in and comes out
+    dtype: torch.dtype = torch.float32  # what goes in and comes out
     lossless: bool = False
     block: int = 1
 
@@ -43,24 +43,24 @@ class Cast(Codec):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.name = str(dtype).removeprefix("torch.")
-        self.dtype = dtype
-        self.values = torch.float64 if dtype == torch.float64 else torch.float32
-        self.lossless = dtype == self.values
+        self.stored_as = dtype
+        self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.lossless = dtype == self.dtype
 
     def row_bytes(self, dim: int) -> int:
         """Bytes a row takes."""
-        return dim * self.dtype.itemsize
+        return dim * self.stored_as.itemsize
 
     def decode(self, encoded: Tensor, start: int, stop: int) -> Tensor:
         """Numbers start…stop of a row; a view where the codec is lossless."""
-        return encoded.view(self.dtype)[start:stop].to(self.values)
+        return encoded.view(self.stored_as)[start:stop].to(self.dtype)
 
     def encode(self, encoded: Tensor, start: int, values: Tensor) -> None:
         """Writes finite `values` at `start`."""
         if not self.lossless:
-            limit = torch.finfo(self.dtype).max
+            limit = torch.finfo(self.stored_as).max
             values = values.clamp(-limit, limit)
-        encoded.view(self.dtype)[start : start + len(values)].copy_(values)
+        encoded.view(self.stored_as)[start : start + len(values)].copy_(values)
 
 
 class Int8(Codec):

@@ -23,7 +23,7 @@ class DiskTable(RowTable):
         path: The folder.
         num_clients: N.
         dim: d, the length of a row.
-        dtype: How rows are stored: float64, float32, bfloat16, float16 or int8.
+        codec: How rows are stored: float64, float32, bfloat16, float16 or int8.
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
         name: Tells tables of one algorithm apart.
         device: Where the running sum lives and rows are handed out.
@@ -35,7 +35,7 @@ class DiskTable(RowTable):
         path: str | os.PathLike[str],
         num_clients: int,
         dim: int,
-        dtype: str = "float32",
+        codec: str = "float32",
         *,
         client_weights: Tensor | None = None,
         name: str = "rows",
@@ -43,7 +43,7 @@ class DiskTable(RowTable):
         fsync: bool = True,
     ) -> None:
         super().__init__(
-            num_clients, dim, dtype, client_weights=client_weights, name=name, device=device
+            num_clients, dim, codec, client_weights=client_weights, name=name, device=device
         )
         self._waiting: dict[int, Tensor] = {}
         self._database = f"rows/{name}"

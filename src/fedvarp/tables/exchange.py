@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 class Step:
     """w ← w − rate · v, with v = total / total_share + Σ weight · (update − old row)."""
 
-    w: Tensor  # (d,) of dtype `codec.values`, changed in place
+    w: Tensor  # (d,) of dtype `codec.dtype`, changed in place
     rate: float
     weights: Tensor  # (M,) float64
     total_share: float
@@ -49,7 +49,7 @@ def exchange_rows(
     Args:
         codec: How the rows are written.
         encoded: M rows as bytes, changed in place.
-        updates: (M, d) finite numbers of dtype `codec.values`.
+        updates: (M, d) finite numbers of dtype `codec.dtype`.
         shares: (M,) float64, how many clients each row stands for.
         total: (d,) float64, changed in place.
         step: What to do with v; None if nobody asks for it.
@@ -85,8 +85,8 @@ def _in_stretches(
             torch.sub(change.copy_(stored), old, out=change)
             grown += torch.mul(change, share, out=product)
         if step is not None:
-            mean = torch.div(total[here], step.total_share, out=product).to(codec.values)
-            walk(step.w[here], average.add_(mean).to(codec.values), step.rate)
+            mean = torch.div(total[here], step.total_share, out=product).to(codec.dtype)
+            walk(step.w[here], average.add_(mean).to(codec.dtype), step.rate)
         total[here] += grown
 
 
@@ -129,9 +129,9 @@ def _fused_if_large(
     """Whether a compiled kernel did the work; False: it is still to be done."""
     if not codec.lossless or updates.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
         return False
-    rows = [row.view(codec.values) for row in encoded]
+    rows = [row.view(codec.dtype) for row in encoded]
     # As tensors: a number would be compiled in, and the rate may change every round.
-    rate = torch.tensor(step.rate, dtype=codec.values, device=total.device)
+    rate = torch.tensor(step.rate, dtype=codec.dtype, device=total.device)
     total_share = torch.tensor(step.total_share, dtype=torch.float64, device=total.device)
     try:
         kernel = _kernels[len(encoded)]

@@ -34,7 +34,7 @@ class RowTable(ClientTable):
     Args:
         num_clients: N. Costs nothing: rows take memory once they are written.
         dim: d, the length of a row.
-        dtype: How rows are stored: float64, float32, bfloat16, float16 or int8.
+        codec: How rows are stored: float64, float32, bfloat16, float16 or int8.
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
         name: Tells tables of one algorithm apart in a checkpoint.
         device: Where the running sum lives and rows are handed out.
@@ -44,7 +44,7 @@ class RowTable(ClientTable):
         self,
         num_clients: int,
         dim: int,
-        dtype: str = "float32",
+        codec: str = "float32",
         *,
         client_weights: Tensor | None = None,
         name: str = "rows",
@@ -57,8 +57,8 @@ class RowTable(ClientTable):
             )
         self.num_clients = num_clients
         self.dim = dim
-        self.codec = codec_named(dtype)
-        self.values = self.codec.values
+        self.codec = codec_named(codec)
+        self.dtype = self.codec.dtype
         self.name = name
         self.device = torch.device(device)
         self._sum = torch.zeros(dim, dtype=torch.float64, device=self.device)
@@ -110,7 +110,7 @@ class RowTable(ClientTable):
     def get(self, clients: Tensor) -> Tensor:
         """The rows of these clients, (M, d), a copy."""
         check_clients(clients, self.num_clients)
-        rows = torch.zeros(len(clients), self.dim, dtype=self.values, device=self.device)
+        rows = torch.zeros(len(clients), self.dim, dtype=self.dtype, device=self.device)
         for row, client in zip(rows, clients.tolist(), strict=True):
             encoded = self._find(client)
             if encoded is not None:
@@ -125,7 +125,7 @@ class RowTable(ClientTable):
     def mean(self, out: Tensor | None = None) -> Tensor:
         """The mean row over all clients, (d,), in `out` or a new tensor."""
         self._bring_sum_up_to_date()
-        mean = torch.empty(self.dim, dtype=self.values, device=self.device) if out is None else out
+        mean = torch.empty(self.dim, dtype=self.dtype, device=self.device) if out is None else out
         quotient = self._sum.new_empty(longest_block(self.dim))
         for here in blocks(self.dim):
             part = quotient[: here.stop - here.start]
@@ -274,7 +274,7 @@ class RowTable(ClientTable):
         return {
             "num_clients": self.num_clients,
             "dim": self.dim,
-            "dtype": self.codec.name,
+            "codec": self.codec.name,
             "row_weights": self._shares_digest,
         }
 
@@ -310,7 +310,7 @@ class RowTable(ClientTable):
     def load(self, store: Store) -> None:
         """Becomes the table that was saved there; reads everything before it changes anything."""
         about = from_json(store.read("tables", f"{self.name}/about"))
-        present = {"num_clients": self.num_clients, "dim": self.dim, "dtype": self.codec.name}
+        present = {"num_clients": self.num_clients, "dim": self.dim, "codec": self.codec.name}
         refuse_differences(about, present, f"The table in {store.path}")
         total = store.read_tensor("tables", f"{self.name}/sum", torch.float64, (self.dim,))
         self._adopt_rows(store)
