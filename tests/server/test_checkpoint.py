@@ -163,7 +163,7 @@ class Drawn(Aggregator):
 
 
 class Forgetful(Drawn):
-    load = Aggregator.load_state_dict
+    load_state_dict = Aggregator.load_state_dict
 
 
 def test_an_algorithm_that_remembers_goes_on_as_if_not_stopped(tmp_path: Path) -> None:
