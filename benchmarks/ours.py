@@ -32,7 +32,7 @@ def main(folder: Path, how: dict[str, Any]) -> None:
         federated(workload),
         make_model(settings),
         cross_entropy,
-        local_sgd=LocalSGD(settings.lr, settings.batch_size, epochs=settings.epochs),
+        local_sgd=LocalSGD(lr=settings.lr, batch_size=settings.batch_size, epochs=settings.epochs),
         rounds=pace.rounds,
         clients_per_round=settings.clients_per_round,
         algorithm="fedavg",

@@ -44,7 +44,7 @@ def seconds_beside_training(
 ) -> tuple[list[float], list[float]]:
     """Of each round: the seconds of training, and all the others."""
     settings, dataset = workload.settings, federated(workload)
-    local_sgd = LocalSGD(settings.lr, settings.batch_size, epochs=settings.epochs)
+    local_sgd = LocalSGD(lr=settings.lr, batch_size=settings.batch_size, epochs=settings.epochs)
     model = make_model(settings)
     own = FlatModel(copy.deepcopy(model))
     timed = Timed(SequentialTrainer(dataset, own, cross_entropy, local_sgd, seed=0))

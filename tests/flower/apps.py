@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import FlatModel, LocalSGD
+from fedvarp.clients import local_training
 from fedvarp.data import FederatedDataset
 from fedvarp.flower import answer_identity
 from fedvarp.flower.client import CORRECTION_RECORD
@@ -33,7 +34,8 @@ def local_sgd_app(
         if CORRECTION_RECORD in message.content:
             sent = message.content.array_records[CORRECTION_RECORD].to_torch_state_dict()
             correction = torch.cat([sent[name].reshape(-1) for name in flat.names])
-        result = local_sgd.train(
+        result = local_training.train(
+            local_sgd,
             flat,
             cross_entropy,
             w,

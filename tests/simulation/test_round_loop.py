@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp import Checkpoint, LocalSGD, simulate
+from fedvarp.clients import local_training
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset, from_tensors
@@ -148,8 +149,15 @@ def test_dropout_is_off_in_evaluation_and_on_in_training() -> None:
     flat.module.eval()
     seen: list[bool] = []
     model[1].register_forward_hook(lambda layer, *_: seen.append(layer.training))
-    LocalSGD(lr=0.1, batch_size=50, steps=1).train(
-        flat, nn.functional.cross_entropy, w, dataset.client(0), seed=0, round=0, client=0
+    local_training.train(
+        LocalSGD(lr=0.1, batch_size=50, steps=1),
+        flat,
+        nn.functional.cross_entropy,
+        w,
+        dataset.client(0),
+        seed=0,
+        round=0,
+        client=0,
     )
     assert seen == [True]
 
@@ -188,8 +196,8 @@ def test_a_clients_mean_loss_is_over_its_steps_and_a_bad_loss_alone_is_divergenc
         return 0.0 * output.sum() + 5.0
 
     x = (torch.zeros(4, 2), torch.ones(4, 2))
-    done = ONE_EPOCH.train(
-        FlatModel(Quadratic(2)), loss, torch.zeros(2), x, seed=0, round=0, client=0
+    done = local_training.train(
+        ONE_EPOCH, FlatModel(Quadratic(2)), loss, torch.zeros(2), x, seed=0, round=0, client=0
     )
     assert done.mean_loss == 5.0
     assert not done.diverged
@@ -197,7 +205,9 @@ def test_a_clients_mean_loss_is_over_its_steps_and_a_bad_loss_alone_is_divergenc
     assert dataclasses.replace(done, magnitude=math.inf).diverged
     x[0][0, 0] = math.inf
     quadratic = FlatModel(Quadratic(2))
-    bad = ONE_EPOCH.train(quadratic, quadratic_loss, torch.zeros(2), x, seed=0, round=0, client=0)
+    bad = local_training.train(
+        ONE_EPOCH, quadratic, quadratic_loss, torch.zeros(2), x, seed=0, round=0, client=0
+    )
     assert not math.isfinite(bad.magnitude)
 
 

@@ -16,6 +16,7 @@ from benchmarks.noisy_quadratics import NoisyQuadratics
 from torch import Tensor
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, Server, simulate
+from fedvarp.clients import local_training
 from fedvarp.data import quadratics
 from fedvarp.models import Quadratic, quadratic_loss
 from fedvarp.simulation.round_loop import Record
@@ -288,8 +289,15 @@ def test_noisy_quadratics_walk_as_local_sgd_does() -> None:
     sent = together.train(Broadcast(0, clients, w.double(), None), num_steps=5, lr=0.2, seed=0)
     model = FlatModel(Quadratic(4))
     for m, client in enumerate(clients.tolist()):
-        alone = LocalSGD(lr=0.2, batch_size=1, steps=5).train(
-            model, quadratic_loss, w, data.client(client), seed=0, round=0, client=client
+        alone = local_training.train(
+            LocalSGD(lr=0.2, batch_size=1, steps=5),
+            model,
+            quadratic_loss,
+            w,
+            data.client(client),
+            seed=0,
+            round=0,
+            client=client,
         )
         assert torch.allclose(sent.deltas[m].float(), alone.delta, atol=1e-5)
         assert sent.scale == pytest.approx(alone.walk)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients, noise_factor, steps_of
 from fedvarp.clients.spread import Spread
 from fedvarp.clusters.sketch import Sketch
@@ -128,7 +129,7 @@ def test_steps_are_those_of_local_sgd() -> None:
         (1, 5, 6, 11),
         (LocalSGD(lr=0.1, batch_size=5, epochs=3), LocalSGD(lr=0.1, batch_size=5, steps=7)),
     ):
-        batches = list(sgd.batches(n, seed=0, round=0, client=0))
+        batches = list(local_training.batches(sgd, n, seed=0, round=0, client=0))
         assert steps_of(n, sgd) == len(batches)
         counted = [1 / len(batch) - 1 / n for batch in batches]
         assert noise_factor(n, sgd) == pytest.approx(sum(counted) / len(counted), abs=1e-12)

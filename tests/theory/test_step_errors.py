@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedvarp import FlatModel, LocalSGD, stream
+from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import Quadratics, from_tensors, quadratics
 from fedvarp.models import Quadratic, quadratic_loss
@@ -102,8 +103,15 @@ def test_rows_as_they_are_against_every_cohort() -> None:
     ).errors_with_rows("fedvarp", N, 3)
     h = torch.stack(
         [
-            sgd.train(
-                flat, quadratic_loss, torch.zeros(DIM), data.client(i), seed=0, round=1, client=i
+            local_training.train(
+                sgd,
+                flat,
+                quadratic_loss,
+                torch.zeros(DIM),
+                data.client(i),
+                seed=0,
+                round=1,
+                client=i,
             ).delta
             for i in range(N)
         ]
@@ -125,8 +133,8 @@ def test_what_rows_leave_of_each_parameter_adds_up_to_the_whole() -> None:
     gradients = ClientGradients(from_tensors(parts), flat, mse_loss, sgd, flat.vector())
 
     def row_of(client: int) -> Tensor:
-        update = sgd.train(
-            flat, mse_loss, gradients.w, parts[client], seed=0, round=1, client=client
+        update = local_training.train(
+            sgd, flat, mse_loss, gradients.w, parts[client], seed=0, round=1, client=client
         ).delta
         flat.unflatten(update)["weight"].zero_()
         return update

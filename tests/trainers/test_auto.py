@@ -35,7 +35,10 @@ def parts(**changes: Any) -> TrainerParts:
     dataset = FederatedDataset(load=data.__getitem__, num_clients=3)
     torch.manual_seed(0)
     model = FlatModel(nn.Linear(2, 2))
-    sgd, evaluator = LocalSGD(0.1, 2, epochs=1), Evaluator(dataset, model, cross_entropy)
+    sgd, evaluator = (
+        LocalSGD(lr=0.1, batch_size=2, epochs=1),
+        Evaluator(dataset, model, cross_entropy),
+    )
     given = {"workers": 2} | changes
     return TrainerParts(dataset, model, cross_entropy, sgd, 0, evaluator, **given)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
-from fedvarp.clients.local_sgd import Loss
+from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset
 from fedvarp.trainers import ParallelTrainer, SequentialTrainer, VectorisedTrainer
@@ -107,7 +107,7 @@ SETTINGS = [
     EPOCHS,
     LocalSGD(lr=0.1, batch_size=4, steps=5),
     LocalSGD(lr=0.1, batch_size=50, epochs=3, momentum=0.9, weight_decay=0.1),
-    LocalSGD(lr=0.1, batch_size=3, epochs=1, clip_norm=0.5, schedule=Exponential(0.9)),
+    LocalSGD(lr=0.1, batch_size=3, epochs=1, clip_norm=0.5, schedule=Exponential(decay=0.9)),
     LocalSGD(lr=0.1, batch_size=1, epochs=2, step_decay=0.8, momentum=0.5),
 ]
 

@@ -43,7 +43,9 @@ def plain(note: Callable[[int], None] = lambda client: None) -> SequentialTraine
     torch.manual_seed(0)
     model = FlatModel(nn.Linear(FEATURES, CLASSES))
     data = FederatedDataset(load=load, num_clients=len(SIZES), num_examples=torch.tensor(SIZES))
-    return SequentialTrainer(data, model, cross_entropy, LocalSGD(0.1, 4, epochs=1), seed=0)
+    return SequentialTrainer(
+        data, model, cross_entropy, LocalSGD(lr=0.1, batch_size=4, epochs=1), seed=0
+    )
 
 
 def evaluator_of(trainer: SequentialTrainer) -> Evaluator:

@@ -4,8 +4,9 @@ from .availability import Cyclic as Cyclic
 from .availability import Markov as Markov
 from .availability import Trace as Trace
 from .evaluation import Evaluator as Evaluator
-from .local_sgd import LocalResult as LocalResult
 from .local_sgd import LocalSGD as LocalSGD
+from .local_training import LocalResult as LocalResult
+from .local_training import Loss as Loss
 from .sampling import ClientSampler as ClientSampler
 from .sampling import Cohort as Cohort
 from .sampling import UniformSampler as UniformSampler

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedvarp.clients.local_sgd import Loss, layers_draw_from
+from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.sampling import random_subset
 from fedvarp.data import Examples, FederatedDataset

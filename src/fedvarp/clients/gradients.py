@@ -9,7 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.clients.local_sgd import LocalSGD, Loss, layers_draw_from
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.spread import Spread
 from fedvarp.data import Examples, FederatedDataset

@@ -1,10 +1,16 @@
-"""How the client learning rate changes over the rounds. The paper keeps it constant."""
+"""How the client learning rate changes over the rounds. The paper keeps it constant. No torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+
+from pydantic import BeforeValidator, PlainSerializer
+
+from fedvarp.settings.bounds import Count, Decay
+from fedvarp.settings.names import Choice, Registry
+from fedvarp.settings.section import Section
 
 
 class Schedule(Protocol):
@@ -19,8 +25,7 @@ class Schedule(Protocol):
         """What the rate is multiplied by in that round, counted from 0."""
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(Section):
     """The paper's choice."""
 
     def __call__(self, round: int) -> float:
@@ -28,36 +33,56 @@ class Constant:
         return 1.0
 
 
-@dataclass(frozen=True)
-class Exponential:
+class Exponential(Section):
     """decay^round."""
 
-    decay: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.decay <= 1:
-            raise ValueError(f"decay={self.decay} must be above 0 and at most 1, such as 0.999.")
+    decay: Decay
+    """What the rate is multiplied by after each round, such as 0.999."""
 
     def __call__(self, round: int) -> float:
         """The factor of that round."""
         return self.decay**round
 
 
-@dataclass(frozen=True)
-class Cosine:
+class Cosine(Section):
     """From 1 down to `floor` along half a cosine over `rounds`, then flat."""
 
-    rounds: int
-    floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 < self.floor <= 1:
-            raise ValueError(
-                f"Cosine(rounds={self.rounds}, floor={self.floor}): rounds must be at least 1 and "
-                f"floor above 0 and at most 1. A rate of zero would divide by zero."
-            )
+    rounds: Count
+    """Over how many rounds the rate falls; a number of its own, so that rounds may grow later."""
+    floor: Decay = 0.01
+    """What is left of the rate in the end; above 0, for updates are divided by the rate."""
 
     def __call__(self, round: int) -> float:
         """The factor of that round."""
         done = min(round / self.rounds, 1.0)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+
+
+SCHEDULES: Final = Registry(
+    "schedule", {"constant": Constant, "exponential": Exponential, "cosine": Cosine}
+)
+
+
+def _made(given: Any) -> Any:
+    """A schedule by its name, or by a section that names it; others as they are."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping):
+        choice = Choice.model_validate(given)
+        return SCHEDULES.find(choice.name).model_validate(choice.options)
+    if not callable(given):
+        raise ValueError(f"= {given!r} is no schedule: a function of the round, or a name")
+    return given
+
+
+def _described(schedule: Any) -> dict[str, Any]:
+    names = [name for name, kind in SCHEDULES.items() if kind is type(schedule)]
+    if names:
+        return {"name": names[0], **schedule.as_toml()}
+    return {"name": getattr(schedule, "__qualname__", type(schedule).__qualname__)}
+
+
+if TYPE_CHECKING:
+    ScheduleSetting = Schedule
+else:
+    ScheduleSetting = Annotated[Any, BeforeValidator(_made), PlainSerializer(_described)]

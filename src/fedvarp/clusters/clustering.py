@@ -8,8 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.clusters.k_means import k_means
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data import FederatedDataset
@@ -82,8 +84,8 @@ def by_gradients(
             if buffers:
                 model.load_buffers(buffers)
             examples = gradients.examples(client)
-            vector = local_sgd.train(
-                model, loss, w, examples, seed=seed, round=round, client=client
+            vector = local_training.train(
+                local_sgd, model, loss, w, examples, seed=seed, round=round, client=client
             ).delta
         sketches[client] = torch.nan_to_num(sketch(vector), posinf=0.0, neginf=0.0)
     return k_means(sketches, num_clusters, seed)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedvarp.algorithms import Aggregator
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.clusters.clustering import by_gradients
 from fedvarp.clusters.named import Clusters
 from fedvarp.data import FederatedDataset

@@ -197,7 +197,7 @@ def _diagnose(
     settings, dataset = experiment.settings, experiment.dataset
     local = experiment.local_sgd
     client_lr = local.lr * local.schedule(standpoint.round)
-    local = dataclasses.replace(local, lr=client_lr, schedule=Constant())
+    local = local.replace(lr=client_lr, schedule=Constant())
     clusters = clusters_by_name(settings.clusters, None, dataset)
     cluster_of = clusters.at_first
     if clusters.num_auto is not None:

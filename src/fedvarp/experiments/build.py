@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp.clients import availability, schedules
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset, cifar10, digits, logistic, quadratics, shakespeare
 from fedvarp.data.errors import MissingDataError

@@ -12,6 +12,7 @@ import torch
 
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.analysis.units import in_bytes, in_seconds
+from fedvarp.clients import local_training
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.experiments.build import Experiment
 from fedvarp.experiments.settings import ROW_DTYPES
@@ -121,11 +122,12 @@ def _step_seconds(experiment: Experiment, flat: FlatModel) -> float:
     settings, dataset = experiment.settings, experiment.dataset
     client = 0 if dataset.num_examples is None else int(dataset.num_examples.argmax())
     x, y = (part.to(settings.device) for part in dataset.client(client))
-    one_step = dataclasses.replace(experiment.local_sgd, epochs=None, steps=1)
+    one_step = experiment.local_sgd.replace(epochs=None, steps=1)
     w = flat.vector()
 
     def step() -> None:
-        result = one_step.train(
+        result = local_training.train(
+            one_step,
             flat,
             experiment.loss,
             w,

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from fedvarp.algorithms import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.evaluation import Evaluator
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.clusters.reclustering import reclustering

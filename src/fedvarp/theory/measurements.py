@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp.clients.gradients import ClientGradients
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import random_subset
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data import FederatedDataset

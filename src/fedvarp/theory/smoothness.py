@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients.gradients import CHUNK, ClientGradients
-from fedvarp.clients.local_sgd import layers_draw_from
+from fedvarp.clients.local_training import layers_draw_from
 from fedvarp.randomness import stream
 
 _CLOSE_ENOUGH: Final = 1e-3

@@ -22,6 +22,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients
 from fedvarp.clients.spread import Spread
 from fedvarp.simulation.progress import counted
@@ -216,7 +217,8 @@ def measure_updates(
 def _update(gradients: ClientGradients, client: int, key: int) -> Tensor | None:
     if gradients.buffers:
         gradients.model.load_buffers(gradients.buffers)
-    result = gradients.local_sgd.train(
+    result = local_training.train(
+        gradients.local_sgd,
         gradients.model,
         gradients.loss,
         gradients.w,

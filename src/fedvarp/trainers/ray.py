@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast

@@ -10,7 +10,8 @@ import torch
 
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.evaluation import Evaluator
-from fedvarp.clients.local_sgd import LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients import local_training
 from fedvarp.clients.compiled_gradient import CompiledGradient
-from fedvarp.clients.local_sgd import LocalResult, LocalSGD, Loss
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import LocalResult, Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
@@ -60,7 +62,8 @@ class SequentialTrainer:
         if buffers:
             self.model.load_buffers(buffers)
         x, y = self.dataset.client(client)
-        return self.local_sgd.train(
+        return local_training.train(
+            self.local_sgd,
             self.model,
             self.loss,
             w,

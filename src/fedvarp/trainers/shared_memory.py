@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedvarp.clients.local_sgd import LocalResult
+from fedvarp.clients.local_training import LocalResult
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,9 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.clients.local_sgd import LocalResult, LocalSGD, Loss
+from fedvarp.clients import local_training
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import LocalResult, Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.randomness import stream
@@ -86,7 +88,8 @@ class VectorisedTrainer:
                 losses.sum(), list(parameters.values()), materialize_grads=True
             )
             total_loss[:going] += losses.detach()
-            direction = sgd.direction(
+            direction = local_training.direction(
+                sgd,
                 torch.cat([part.reshape(going, -1) for part in parts], dim=1),  # each client's own
                 local[:going],
                 None if velocity is None else velocity[:going],
@@ -184,7 +187,7 @@ class _Cohort:
         first = 0
         for m, client in enumerate(order):
             num_examples = len(examples[client][0])
-            drawn = sgd.order(num_examples, seed, round, client).add_(first)
+            drawn = local_training.order(sgd, num_examples, seed, round, client).add_(first)
             places = _places(sizes[client], widest)
             rows[m].view(-1)[places] = drawn
             first += num_examples

@@ -1,0 +1,192 @@
+"""Names for what settings choose: data sets, models, losses, algorithms, and anybody's own.
+
+A name of a registry stands for something of this package; ``package.module:name`` for anything
+that can be imported. What else may be said of a choice are the parameters of the function or class
+that it names: their annotations are the bounds, their defaults the defaults.
+
+>>> MODELS = Registry("model", {"ordered": "collections:OrderedDict"})
+>>> MODELS.find("ordered").__name__
+'OrderedDict'
+>>> MODELS.find("fractions:Fraction").__name__
+'Fraction'
+>>> MODELS.find("orderd")
+Traceback (most recent call last):
+fedvarp.settings.problems.SettingsError: = 'orderd' is no model; did you mean ordered?
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import InitErrorDetails
+
+from fedvarp.settings.problems import SettingsError
+from fedvarp.settings.section import Section
+
+Maker = Callable[..., Any]
+
+GIVEN: Final = frozenset({"root", "dataset", "dtype"})
+"""Parameters that are no settings: the program fills them in, or they are Python's alone."""
+
+
+class Choice(Section):
+    """A section that names something and may say more about it.
+
+    >>> Choice(name="digits", num_clients=10).options
+    {'num_clients': 10}
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """What is chosen: a name, or an import path such as my_package.models:Net."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of it beside its name."""
+        return dict(self.model_extra or {})
+
+
+class Registry(Mapping[str, str | Maker]):
+    """Names, and what each stands for; `register` adds one.
+
+    Args:
+        what: What is named, for messages.
+        entries: Import paths, so that nothing is loaded before it is chosen, or objects.
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, str | Maker]) -> None:
+        self.what = what
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> str | Maker:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def register(self, name: str, target: str | Maker) -> None:
+        """Gives something of one's own a name.
+
+        Args:
+            name: The name that settings may use from now on.
+            target: The object, or its import path.
+
+        Raises:
+            ValueError: The name is taken.
+        """
+        if name in self._entries:
+            raise ValueError(f"There is a {self.what} called {name!r} already; choose another.")
+        self._entries[name] = target
+
+    def check(self, name: str) -> str:
+        """Returns the name if it may stand for something; imports nothing.
+
+        Raises:
+            SettingsError: It is neither a name nor an import path; the message has no subject, for
+                the name of the setting to stand before it.
+        """
+        if name in self._entries or ":" in name:
+            return name
+        near = get_close_matches(name, self._entries, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(self._entries)},"
+        more = "" if near else " and import paths such as my_package.module:name"
+        raise SettingsError(f"= {name!r} is no {self.what}{hint}{more}")
+
+    def find(self, name: str) -> Any:
+        """What the name or import path stands for.
+
+        Raises:
+            SettingsError: There is no such name, or it cannot be imported.
+        """
+        target = self._entries.get(self.check(name), name)
+        if not isinstance(target, str):
+            return target
+        module, _, attributes = target.partition(":")
+        _look_here_too()
+        try:
+            found: Any = importlib.import_module(module)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
+        except (ImportError, AttributeError) as error:
+            raise SettingsError(
+                f"= {name!r} cannot be imported: {error}. Write package.module:name, of a module "
+                f"that is installed or lies in the folder you are in"
+            ) from error
+        return found
+
+    def complete(self, choice: Choice, where: str) -> Choice:
+        """The choice with all its options, those that were left out at their defaults.
+
+        Args:
+            choice: What was chosen.
+            where: The dotted name of the section, for messages.
+
+        Raises:
+            ValidationError: An option is unknown or out of bounds; as pydantic raises it, so that
+                it is explained together with where the option was given.
+        """
+        try:
+            options = options_of(self.find(choice.name))
+            checked = options.model_validate(choice.options)
+        except ValidationError as error:
+            raise _below(where, error, options) from None
+        except SettingsError as error:
+            details = InitErrorDetails(
+                type="value_error", loc=(where, "name"), input=choice.name, ctx={"error": error}
+            )
+            raise ValidationError.from_exception_data(where, [details]) from None
+        filled = {name: value for name, value in dict(checked).items() if value is not None}
+        return Choice(name=choice.name, **filled)
+
+    def make(self, choice: Choice, **given: Any) -> Any:
+        """Calls what was chosen with its options, and with those of `given` that it takes."""
+        maker = self.find(choice.name)
+        taken = inspect.signature(maker).parameters
+        return maker(**{n: v for n, v in given.items() if n in taken}, **choice.options)
+
+
+def options_of(maker: Maker) -> type[BaseModel]:
+    """The settings that a function or class takes, as a section made from its signature."""
+    hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(maker).parameters.values():
+        if parameter.name in GIVEN or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            continue
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hints.get(parameter.name, Any), default)
+    return create_model(maker.__qualname__, __base__=Section, **fields)
+
+
+def _below(where: str, error: ValidationError, options: type[BaseModel]) -> ValidationError:
+    """The same problems, said of settings below `where`."""
+    details: list[InitErrorDetails] = [
+        InitErrorDetails(
+            type=found["type"],
+            loc=(*where.split("."), *found["loc"]),
+            input=found["input"],
+            ctx=found.get("ctx", {}),
+        )
+        for found in error.errors()
+    ]
+    return ValidationError.from_exception_data(where, details)
+
+
+def _look_here_too() -> None:
+    """Lets an installed program import what lies in the present folder, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)

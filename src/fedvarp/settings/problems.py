@@ -1,0 +1,119 @@
+"""Says what is wrong with settings: which one, where it was given, and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+_ALSO_CALLED: Final = {"learning_rate": "lr", "client_learning_rate": "lr"}
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used."""
+
+
+def explain(
+    error: ValidationError,
+    section: type[BaseModel],
+    raw: Mapping[str, Any],
+    origin: Callable[[str], str],
+) -> str:
+    """One line for each wrong setting.
+
+    Args:
+        error: What pydantic found.
+        section: The class whose settings they are.
+        raw: The nested values that it looked at.
+        origin: Where the setting of a dotted name was given, as the beginning of a line.
+
+    Returns:
+        The lines.
+    """
+    problems: dict[str, list[str]] = {}
+    for details in error.errors():
+        name = ".".join(_path(details, raw))
+        problem = _problem(name, details, section)
+        if problem not in problems.setdefault(name, []):
+            problems[name].append(problem)
+    lines = []
+    for name, found in problems.items():
+        line = f"{origin(name)}{name} {' or '.join(found)}".strip()
+        lines.append(line if line.endswith(("?", ".")) else f"{line}.")
+    return "\n".join(lines)
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    """The dotted names of all settings of a section and of those below it, and what they mean."""
+    for key, field in section.model_fields.items():
+        yield prefix + key, field.description
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from fields_of(kind, f"{prefix}{key}.")
+
+
+def _path(details: Any, raw: Any) -> Iterator[str]:
+    """The keys that lead to the setting, without the names of types in between."""
+    *_, last = details["loc"] or ("",)
+    for part in details["loc"]:
+        if isinstance(raw, Mapping) and part in raw:
+            yield str(part)
+            raw = raw[part]
+        elif part == last and details["type"] == "missing":
+            yield str(part)
+
+
+def _problem(name: str, details: Any, section: type[BaseModel]) -> str:
+    """The end of a sentence that begins with the name."""
+    kind, given = details["type"], details["input"]
+    context = details.get("ctx", {})
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"is no setting{_nearest_setting(name, section, context)}"
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        meaning = next((text for known, text in fields_of(section) if known == name and text), "")
+        return f"is missing: {meaning}".rstrip(":. ")
+    if kind == "literal_error":
+        allowed = context["expected"]
+        near = get_close_matches(str(given), _unquoted(allowed), n=1)
+        suggestion = f"; did you mean {near[0]}?" if near else ""
+        return f"= {given!r} is not one of {allowed.replace(chr(39), '')}{suggestion}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("model_type", "model_attributes_type"):
+        return f"= {given!r} should be a section, [{name}]"
+    return f"= {given!r} {_in_plain_words(details['msg'])}"
+
+
+def _in_plain_words(message: str) -> str:
+    for pydantic_says, we_say in (
+        ("Input should be", "should be"),
+        ("a valid integer", "a whole number"),
+        ("a valid boolean", "true or false"),
+        ("a valid", "a"),
+        ("a string", "a text"),
+        ("a tuple", "a list"),
+        ("greater than or equal to", "at least"),
+        ("less than or equal to", "at most"),
+    ):
+        message = message.replace(pydantic_says, we_say)
+    return message
+
+
+def _nearest_setting(name: str, section: type[BaseModel], context: Mapping[str, Any]) -> str:
+    """In its own section if something is near there, else anywhere, by the last part alone."""
+    own, _, last = name.rpartition(".")
+    options = [f"{own}.{option}" for option in context.get("options", ())]
+    names = sorted({known for known, _ in fields_of(section)} | set(options))
+    siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == own}
+    anywhere = {known.rpartition(".")[2]: known for known in reversed(names)}
+    for known in (siblings, anywhere):
+        near = get_close_matches(_ALSO_CALLED.get(last, last), known, n=1)
+        if near:
+            return f"; did you mean {known[near[0]]}?"
+    return f"; there are {', '.join(siblings.values())}" if siblings else ""
+
+
+def _unquoted(listing: str) -> list[str]:
+    return [word.strip("' ") for word in listing.replace(" or ", ", ").split(",")]

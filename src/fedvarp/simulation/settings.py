@@ -1,0 +1,48 @@
+"""How a simulation is judged, kept and shown: settings that concern no client. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.section import Section
+
+
+class Evaluation(Section):
+    """How often the model is judged, on what, and when it is good enough."""
+
+    every: Count = 10
+    """Rounds between evaluations; the last round is evaluated too."""
+    num_train_clients: Annotated[int, Field(ge=0)] | None = None
+    """Clients that the training loss is averaged over; all unless given, 0 for none."""
+    num_test_examples: Annotated[int, Field(ge=0)] | None = None
+    """Examples of the test set that are looked at; all unless given, 0 for none."""
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Ends the run at the first evaluation that reaches it, such as 0.5."""
+
+
+class Recording(Section):
+    """Where a run is kept, how often, and whether it shows its progress.
+
+    >>> Recording(out="runs/mine").commit_every
+    1
+    """
+
+    out: str | None = None
+    """The directory of the run; nothing is kept unless given."""
+    resume: bool = False
+    """Whether to go on with the run in `out`; it is begun if there is none."""
+    commit_every: Count = 1
+    """Rounds between checkpoints."""
+    fsync: bool = True
+    """Whether a checkpoint waits for the disk, which guards against power failures too."""
+    progress: bool | None = None
+    """Whether to show a progress bar; in a terminal unless given."""
+
+    @field_validator("out", mode="before")
+    @classmethod
+    def _a_path_is_a_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value

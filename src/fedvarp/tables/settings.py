@@ -1,0 +1,53 @@
+"""The settings of the table of client states. No torch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal, Self, get_args
+
+from pydantic import field_validator, model_validator
+
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.section import Section
+
+CodecName = Literal["float32", "bfloat16", "float16", "int8"]
+CODEC_NAMES: Final[tuple[str, ...]] = get_args(CodecName)
+"""How rows can be stored."""
+
+_CLUSTERS: Final = re.compile(r"^(own|labels|auto:[1-9]\d*(:updates)?)$")
+
+
+class Table(Section):
+    """Where the server keeps what clients sent last, how, and who shares a row.
+
+    >>> Table(where="disk", codec="int8").clusters is None
+    True
+    """
+
+    where: Literal["memory", "disk"] = "memory"
+    """Where rows live; on disk they are part of the run's checkpoint."""
+    codec: CodecName = "float32"
+    """How rows are stored: int8 takes a quarter of the memory."""
+    clusters: str | tuple[int, ...] | None = None
+    """For cluster_fedvarp: "own" (the data set's), "labels" (clients with the same labels),
+    "auto:K" (k-means on sketched gradients) or "auto:K:updates"; own unless given. In Python also
+    the cluster of each client."""
+    recluster_every: Count | None = None
+    """With "auto:K": rounds until clusters are made anew; never unless given."""
+
+    @field_validator("clusters", mode="before")
+    @classmethod
+    def _known_name_or_numbers(cls, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            if value is not None and not _CLUSTERS.match(value):
+                raise ValueError(
+                    f"= {value!r} is not one of own, labels, auto:K and auto:K:updates, K from 1 on"
+                )
+            return value
+        return tuple(value.tolist() if hasattr(value, "tolist") else value)
+
+    @model_validator(mode="after")
+    def _only_auto_changes(self) -> Self:
+        if self.recluster_every is not None and not str(self.clusters).startswith("auto:"):
+            raise ValueError('recluster_every goes with clusters = "auto:K"; others never change')
+        return self

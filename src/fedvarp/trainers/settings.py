@@ -1,0 +1,33 @@
+"""The settings of who trains the clients. No torch."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.section import Section
+
+TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
+TRAINER_NAMES: Final[tuple[str, ...]] = get_args(TrainerName)
+
+
+class Trainer(Section):
+    """Who runs Algorithm 1 for the clients of a round, and on what."""
+
+    name: TrainerName = "sequential"
+    """"sequential" is the plain loop; "parallel" has processes and the same bits; "vectorised"
+    suits small dense models and GPUs; "ray" goes to the cluster at RAY_ADDRESS, or to one of its
+    own; "auto" tries on the first rounds which is fastest here."""
+    workers: Count | None = None
+    """Processes of "parallel", actors of "ray"; one for each core unless given."""
+    compile: bool = False
+    """Whether gradients are compiled: takes a while at first, and then may be faster."""
+    exact: bool = True
+    """Whether auto keeps to trainers that give the plain loop's figures bit for bit."""
+    device: str = "cpu"
+    """Where to train, such as "cuda"."""
+    threads: Count | None = None
+    """Of torch; as they are unless given, and 1 on the command line. Sums of floats depend on it,
+    so it is a setting like any other."""
+    auto: str | None = None
+    """Why auto chose the trainer it did; the run writes it here."""
