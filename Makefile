@@ -10,7 +10,7 @@ ON_ALL_CORES := --numprocesses auto --dist worksteal
 
 # Five algorithms, two seeds, 2 of 100 clients a round; a figure and a page to look at.
 demo: $(READY)
-	$(BIN)/fedvarp sweep digits --client-lrs 1.0 --seeds 0,1 --set evaluate_every=10 --out $(DEMO)/runs
+	$(BIN)/fedvarp sweep digits --client-lrs 1.0 --seeds 0,1 --set evaluation.every=10 --out $(DEMO)/runs
 	$(BIN)/fedvarp compare $(DEMO)/runs
 	$(BIN)/fedvarp plot $(DEMO)/runs --smooth 5 --log-loss --out $(DEMO)/figure.png
 	$(BIN)/fedvarp report $(DEMO)/runs --out $(DEMO)/report.html

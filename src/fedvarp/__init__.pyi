@@ -32,13 +32,20 @@ from .server import ServerMomentum as ServerMomentum
 from .server import ServerOptimizer as ServerOptimizer
 from .server import ServerSGD as ServerSGD
 from .server import Steady as Steady
+from .simulation import Callback as Callback
+from .simulation import Evaluation as Evaluation
+from .simulation import OnRoundEnd as OnRoundEnd
+from .simulation import Recording as Recording
 from .simulation import SimulationResult as SimulationResult
+from .simulation import StopRun as StopRun
 from .simulation.simulate import simulate as simulate
 from .tables import ClientTable as ClientTable
 from .tables import ClusteredTable as ClusteredTable
 from .tables import DiskTable as DiskTable
 from .tables import MemoryTable as MemoryTable
 from .tables import StoreError as StoreError
+from .tables import Table as Table
+from .trainers import Trainer as Trainer
 
 __all__: list[str]
 __version__: str

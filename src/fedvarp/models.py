@@ -8,13 +8,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedvarp.randomness import stream
+
+if TYPE_CHECKING:
+    from fedvarp.data.federated_dataset import FederatedDataset
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -127,6 +130,13 @@ class LogisticRegression(nn.Module):
         super().__init__()
         self.linear = nn.Linear(features, classes)
 
+    @classmethod
+    def for_dataset(cls, dataset: FederatedDataset) -> Self:
+        """One as wide as the data asks."""
+        if dataset.num_classes is None:
+            raise ValueError("Logistic regression needs a data set with classes (num_classes).")
+        return cls(dataset.client(0)[0][0].numel(), dataset.num_classes)
+
     def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, classes)
         """One logit a class."""
         logits: Tensor = self.linear(x.flatten(1))
@@ -139,6 +149,16 @@ class Quadratic(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(dim))
+
+    @classmethod
+    def for_dataset(cls, dataset: FederatedDataset) -> Self:
+        """One of the data's own dimension."""
+        return cls(len(dataset.client(0)[0][0]))
+
+    @staticmethod
+    def loss(offset: Tensor, curvature: Tensor) -> Tensor:  # (n, d), (n, d) -> ()
+        """The loss that goes with it, `quadratic_loss`."""
+        return quadratic_loss(offset, curvature)
 
     def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
         """The offset of w from each example."""

@@ -38,7 +38,7 @@ Prolonged = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Changes rounds, target_accuracy, trainer or workers, as in --set rounds=2000.",
+        help="Changes rounds, evaluation.target_accuracy or trainer, as in --set rounds=2000.",
     ),
 ]
 DataDir = Annotated[
@@ -258,9 +258,9 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
         return f"{run} is finished. To train longer: {again} --set rounds=…"
     asked = "".join(f" --set {override}" for override in overrides)
     return (
-        f"{run} is finished: in round {done} it reached target_accuracy="
-        f"{settings.target_accuracy}, so nothing was done. To train longer, without a target or "
-        f"up to a higher one: {again}{asked} --set target_accuracy=none"
+        f"{run} is finished: in round {done} it reached evaluation.target_accuracy="
+        f"{settings.evaluation.target_accuracy}, so nothing was done. To train longer, without a target or "
+        f"up to a higher one: {again}{asked} --set evaluation.target_accuracy=none"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.diagnose import Diagnosis
-from fedvarp.experiments.settings import ROW_DTYPES
+from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.cluster_curve import CurvePoint
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
@@ -146,12 +146,14 @@ def _of_the_bound(found: Diagnosis) -> str:
 
 def _memory(found: Diagnosis) -> str:
     N = found.measured.num_clients
-    by_codec = ", ".join(f"{codec} {in_bytes(found.table_bytes(N, codec))}" for codec in ROW_DTYPES)
+    by_codec = ", ".join(
+        f"{codec} {in_bytes(found.table_bytes(N, codec))}" for codec in CODEC_NAMES
+    )
     return f"FedVARP keeps a row for each of {N:,} clients at the server: {by_codec}."
 
 
 def _clusters(found: Diagnosis, keep: float, budget: float | None) -> str:
-    codec = found.settings.states.dtype
+    codec = found.settings.table.codec
     line = ""
     own = found.measured.sigma_K2
     if own is not None and found.measured.sigma_g2.value > 0:
@@ -185,7 +187,7 @@ def _clusters(found: Diagnosis, keep: float, budget: float | None) -> str:
 
 
 def _cost(found: Diagnosis, point: CurvePoint) -> int:
-    return found.table_bytes(point.num_clusters, found.settings.states.dtype)
+    return found.table_bytes(point.num_clusters, found.settings.table.codec)
 
 
 def _next_move(found: Diagnosis) -> str:
@@ -240,7 +242,7 @@ def assumptions(found: Diagnosis) -> list[str]:
     ]
     sampling, local = settings.sampling, settings.local_sgd
     present = {
-        "momentum": bool(local.momentum or settings.server_momentum),
+        "momentum": bool(local.momentum or settings.server.momentum),
         "clipping": local.clip_norm is not None,
         "dropouts": sampling.dropout > 0,
         "clients that are not always available": sampling.availability.name != "always",

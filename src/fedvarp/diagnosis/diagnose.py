@@ -15,12 +15,13 @@ from fedvarp.clients.schedules import Constant
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.diagnosis.snapshot import Snapshot, at_checkpoint, at_first
 from fedvarp.experiments.build import DataFolder, Experiment, build
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import load_settings, settings_of_run
-from fedvarp.experiments.settings import ROW_DTYPES, Settings
+from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
+from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory import conditions, error_terms, measure
 from fedvarp.theory.cluster_curve import CurvePoint, curve
 from fedvarp.theory.conditions import Condition
@@ -122,7 +123,7 @@ class Diagnosis:
             "clients_per_round": settings.clients_per_round,
             "rounds": settings.rounds,
             "client_lr": self.client_lr,
-            "server_lr": settings.server_lr,
+            "server_lr": settings.server.lr,
             "measured": self.measured.as_json(),
             "updates": None if self.updates is None else dataclasses.asdict(self.updates),
             "step_errors": _plain(self.step_errors),
@@ -139,7 +140,7 @@ class Diagnosis:
             },
             "curve": [dataclasses.asdict(point) for point in self.curve],
             "table_bytes": {
-                str(rows): {codec: self.table_bytes(rows, codec) for codec in ROW_DTYPES}
+                str(rows): {codec: self.table_bytes(rows, codec) for codec in CODEC_NAMES}
                 for rows in sorted({point.num_clusters for point in self.curve} | self._own_rows)
             },
         }
@@ -178,7 +179,7 @@ def diagnose(
         settings = load_settings(source, overrides)
     _refuse_other_objectives(settings)
     experiment = build(settings, data_dir)
-    flat = FlatModel(experiment.model.to(settings.device))
+    flat = FlatModel(experiment.model.to(settings.trainer.device))
     if not is_run:
         return _diagnose(experiment, at_first(flat), sample, updates, progress)
     with at_checkpoint(
@@ -198,7 +199,7 @@ def _diagnose(
     local = experiment.local_sgd
     client_lr = local.lr * local.schedule(standpoint.round)
     local = local.replace(lr=client_lr, schedule=Constant())
-    clusters = clusters_by_name(settings.clusters, None, dataset)
+    clusters = clusters_by_name(settings.table.clusters, None, dataset)
     cluster_of = clusters.at_first
     if clusters.num_auto is not None:
         # Those of the checkpoint. What a run is still to find is found by the curve.
@@ -267,10 +268,10 @@ def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
 
 
 def _refuse_other_objectives(settings: Settings) -> None:
-    if settings.client_weights != "equal":
+    if settings.sampling.objective != "equal":
         raise SettingsError(
-            'client_weights = "examples" is another objective than that of the theorems, which '
-            "count every client once. --set client_weights=equal diagnoses theirs."
+            'sampling.objective = "examples" is another objective than that of the theorems, which '
+            "count every client once. --set sampling.objective=equal diagnoses theirs."
         )
 
 
@@ -283,7 +284,7 @@ def _conditions(
         clients_per_round=settings.clients_per_round,
         num_steps=measured.num_steps,
         client_lr=client_lr,
-        server_lr=settings.server_lr,
+        server_lr=settings.server.lr,
         smoothness=measured.smoothness.value,
         cluster_sizes=measured.cluster_sizes,
     )
@@ -297,7 +298,7 @@ def _terms(name: str, settings: Settings, measured: Measurements, client_lr: flo
         rounds=settings.rounds,
         num_steps=measured.num_steps,
         client_lr=client_lr,
-        server_lr=settings.server_lr,
+        server_lr=settings.server.lr,
         smoothness=measured.smoothness.value,
         sigma2=measured.sigma2.value,
         sigma_g2=max(measured.sigma_g2.value, 0.0),

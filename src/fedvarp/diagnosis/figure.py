@@ -89,7 +89,7 @@ def _draw_curve(axes: Axes, found: Diagnosis) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
-    codec = found.settings.states.dtype
+    codec = found.settings.table.codec
     one, whole = (in_bytes(found.table_bytes(rows, codec)) for rows in (1, m.num_clients))
     axes.set_xlabel(f"Rows K (1 takes {one}, {m.num_clients:,} take {whole})", fontsize=7)
     axes.set_ylabel("Variance left, σ_K² / σ_g² (%)")

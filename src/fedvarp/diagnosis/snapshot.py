@@ -79,7 +79,7 @@ def at_checkpoint(
             rows = _rows(directory, checkpoint, experiment, flat, opened)
         yield Snapshot(
             checkpoint.round,
-            w.to(experiment.settings.device),
+            w.to(experiment.settings.trainer.device),
             checkpoint.tensors(),
             checkpoint.beside_rows().get("cluster_of"),
             rows,
@@ -94,15 +94,15 @@ def _rows(
     opened: contextlib.ExitStack,
 ) -> ClientTable:
     settings, dataset = experiment.settings, experiment.dataset
-    clusters = clusters_by_name(settings.clusters, settings.recluster_every, dataset)
+    clusters = clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
     table = TableSettings(
         num_clients=dataset.num_clients,
         dim=flat.dim,
-        codec=settings.states.dtype,
-        folder=str(directory.checkpoint_folder) if settings.states.where == "disk" else None,
+        codec=settings.table.codec,
+        folder=str(directory.checkpoint_folder) if settings.table.where == "disk" else None,
         cluster_of=clusters.at_first,
         clustering=clusters.changing,
-        device=settings.device,
+        device=settings.trainer.device,
     )
     aggregator = make_algorithm(settings.algorithm, table)
     assert aggregator.table is not None

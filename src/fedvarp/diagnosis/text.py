@@ -141,7 +141,7 @@ def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:
 
 
 def _curve(found: Diagnosis) -> Grid:
-    codec = found.settings.states.dtype
+    codec = found.settings.table.codec
     lines = tuple(
         (
             f"{point.num_clusters:,}",

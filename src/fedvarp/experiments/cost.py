@@ -15,9 +15,9 @@ from fedvarp.analysis.units import in_bytes, in_seconds
 from fedvarp.clients import local_training
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.experiments.build import Experiment
-from fedvarp.experiments.settings import ROW_DTYPES
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.codecs import codec_named
+from fedvarp.tables.settings import CODEC_NAMES
 
 _MEASURE_FOR: Final = 0.5  # seconds, at least one call
 _FORWARD: Final = 500  # examples in the forward pass that is timed
@@ -61,9 +61,9 @@ class Estimate:
         evaluations = _evaluations(experiment)
         if self.rows:
             kept = ", ".join(f"{name} {in_bytes(size)}" for name, size in self.table_bytes.items())
-            place = "on disk" if settings.states.where == "disk" else "in memory"
+            place = "on disk" if settings.table.where == "disk" else "in memory"
             table = (
-                f"{self.rows:,} rows, one for each {self.whose_rows}, as {settings.states.dtype} "
+                f"{self.rows:,} rows, one for each {self.whose_rows}, as {settings.table.codec} "
                 f"{place}; when all have been seen: {kept}"
             )
         else:
@@ -85,13 +85,13 @@ class Estimate:
 def estimate(experiment: Experiment) -> Estimate:
     """Measures a local step and a forward pass on real examples, and counts the rest."""
     settings, dataset = experiment.settings, experiment.dataset
-    flat = FlatModel(experiment.model.to(settings.device))
+    flat = FlatModel(experiment.model.to(settings.trainer.device))
     aggregator = make_algorithm(
         settings.algorithm,
         TableSettings(
             dataset.num_clients,
             flat.dim,
-            cluster_of=clusters_by_name(settings.clusters, None, dataset).at_first,
+            cluster_of=clusters_by_name(settings.table.clusters, None, dataset).at_first,
         ),
     )
     tables = () if aggregator.table is None else aggregator.table.tables()
@@ -105,7 +105,7 @@ def estimate(experiment: Experiment) -> Estimate:
         whose_rows="cluster" if settings.algorithm == "cluster_fedvarp" else "client",
         table_bytes={
             dtype: rows * codec_named(dtype).row_bytes(flat.dim) + 8 * flat.dim
-            for dtype in ROW_DTYPES
+            for dtype in CODEC_NAMES
             if rows
         },
         bytes_down=settings.clients_per_round * aggregator.vectors_down * 4 * flat.dim,
@@ -121,7 +121,7 @@ def _step_seconds(experiment: Experiment, flat: FlatModel) -> float:
     """One step at the client with the most examples, whose batches are full if any are."""
     settings, dataset = experiment.settings, experiment.dataset
     client = 0 if dataset.num_examples is None else int(dataset.num_examples.argmax())
-    x, y = (part.to(settings.device) for part in dataset.client(client))
+    x, y = (part.to(settings.trainer.device) for part in dataset.client(client))
     one_step = experiment.local_sgd.replace(epochs=None, steps=1)
     w = flat.vector()
 
@@ -144,18 +144,18 @@ def _step_seconds(experiment: Experiment, flat: FlatModel) -> float:
 
 def _evaluation_seconds(experiment: Experiment) -> float:
     settings, dataset = experiment.settings, experiment.dataset
-    x = (dataset.test or dataset.client(0))[0][:_FORWARD].to(settings.device)
+    x = (dataset.test or dataset.client(0))[0][:_FORWARD].to(settings.trainer.device)
 
     def forward() -> None:
         with torch.no_grad():
             experiment.model.eval()(x).sum().item()
 
     test = 0 if dataset.test is None else len(dataset.test[0])
-    if settings.num_test_examples is not None:
-        test = min(test, settings.num_test_examples)
+    if settings.evaluation.num_test_examples is not None:
+        test = min(test, settings.evaluation.num_test_examples)
     train = 0.0 if dataset.num_examples is None else float(dataset.num_examples.sum())
-    if settings.num_train_clients is not None:
-        train *= min(1.0, settings.num_train_clients / dataset.num_clients)
+    if settings.evaluation.num_train_clients is not None:
+        train *= min(1.0, settings.evaluation.num_train_clients / dataset.num_clients)
     return _seconds(forward) / len(x) * (test + train)
 
 
@@ -182,7 +182,7 @@ def _mean_answers(experiment: Experiment) -> float:
 
 def _evaluations(experiment: Experiment) -> int:
     settings = experiment.settings
-    whole, rest = divmod(settings.rounds, settings.evaluate_every)
+    whole, rest = divmod(settings.rounds, settings.evaluation.every)
     return 1 + whole + (rest > 0)
 
 

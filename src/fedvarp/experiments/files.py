@@ -3,8 +3,8 @@
 Later sources win: a preset, then the file that names it, then each --set. Three rules make
 overriding do what one means:
 
-- a section that comes in kinds starts anew when its kind changes (``data = "digits"`` forgets the
-  options of CIFAR-10), and its kind may stand for it: ``model = "resnet18"``;
+- a section that chooses something starts anew when the choice changes (``data = "digits"`` forgets
+  the options of CIFAR-10), and the name may stand for it: ``model = "resnet18"``;
 - ``steps`` replaces ``epochs`` and the other way round;
 - ``--set key=none`` goes back to the default.
 
@@ -25,9 +25,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from fedvarp.experiments.errors import SettingsError, explain
-from fedvarp.experiments.sections import KINDS
-from fedvarp.experiments.settings import Settings
+from fedvarp.experiments.settings import CHOICES, Settings
+from fedvarp.settings.problems import SettingsError, explain
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
 """The one setting that everybody changes, by the paper's name for it."""
@@ -119,7 +118,7 @@ class _Layers:
         flat = _by_dotted_name(layer, origin)
         for name, value in flat.items():
             section = name.removesuffix(".name")
-            if section in KINDS and section != name and self.values.get(name) != value:
+            if section in CHOICES and section != name and self.values.get(name) != value:
                 self._forget(section)
             if name in _ALTERNATIVES and _ALTERNATIVES[name] not in flat:
                 self._forget(_ALTERNATIVES[name])
@@ -138,9 +137,14 @@ class _Layers:
                 table = table.setdefault(section, {})
             table[last] = value
         try:
-            return Settings.model_validate(raw)
+            return Settings.model_validate(raw).completed()
         except ValidationError as error:
-            raise SettingsError(explain(error, raw, self.origins)) from error
+            raise SettingsError(explain(error, Settings, raw, self._origin)) from error
+
+    def _origin(self, name: str) -> str:
+        """Where the setting was given; for a section, where something in it was given last."""
+        below = [known for known in self.origins if known == name or known.startswith(f"{name}.")]
+        return f"{self.origins[below[-1]]}: " if name and below else ""
 
     def _forget(self, name: str) -> None:
         """What stands at that name, below it, and where it would stand below: 3 is no section."""
@@ -154,7 +158,7 @@ def _by_dotted_name(table: Mapping[str, Any], origin: str, prefix: str = "") -> 
     flat: dict[str, Any] = {}
     for key, value in table.items():
         name = SHORT_NAMES.get(prefix + key, prefix + key)
-        if name in KINDS and isinstance(value, str):
+        if name in (*CHOICES, "trainer") and isinstance(value, str):
             name = f"{name}.name"
         inside = isinstance(value, Mapping)
         found = _by_dotted_name(value, origin, f"{name}.") if inside else {name: value}

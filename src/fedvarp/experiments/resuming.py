@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError, reached
+from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
@@ -58,8 +58,9 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
         )
     recorded = directory.settings()
     settings = settings_of_run(recorded, str(directory.config_file), overrides)
-    if settings.trainer not in ("auto", recorded.get("trainer")):
-        settings = settings.model_copy(update={"auto": None})  # it spoke for another
+    if settings.trainer.name not in ("auto", recorded.get("trainer", {}).get("name")):
+        trainer = settings.trainer.replace(auto=None)  # it spoke for another
+        settings = settings.model_copy(update={"trainer": trainer})
     directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
     done = directory.rounds_done
     if overrides and settings.rounds < done:
@@ -78,5 +79,5 @@ def is_finished(directory: RunDirectory, settings: Settings) -> bool:
         return False
     if directory.rounds_done >= settings.rounds:
         return True
-    target = settings.target_accuracy
+    target = settings.evaluation.target_accuracy
     return target is not None and reached(target, directory.metrics())

@@ -1,151 +1,166 @@
-"""The settings of a run: everything that a config file may say, with its defaults.
+"""The settings of a run: everything that a config file may say, with its defaults. No torch.
 
-Sections mirror the Python interface: [local_sgd] holds the arguments of `fedvarp.LocalSGD`, [data]
-those of the data set's function, and the rest those of `fedvarp.simulate`. The text below a setting
-is what an error message says about it. `files` reads it.
+Sections that Python has too are the same classes: [local_sgd] is `fedvarp.LocalSGD`, [table],
+[trainer], [evaluation] and [recording] likewise. [data], [model] and [sampling.availability] name a
+function or class, by a name of a registry below or by an import path of one's own; what else they
+may say are its parameters. The text below a setting is what the settings reference and error
+messages say about it. `files` reads them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from fedvarp.clusters.named import CLUSTERS_PATTERN
-from fedvarp.experiments.sections import (
-    MODELS_FOR,
-    Always,
-    Availability,
-    Constant,
-    Count,
-    Data,
-    Model,
-    NotNegative,
-    Positive,
-    Schedule,
-    Section,
-    Seed,
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.schedules import Constant
+from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
+from fedvarp.settings.names import Choice, Registry
+from fedvarp.settings.section import Section
+from fedvarp.simulation.settings import Evaluation, Recording
+from fedvarp.tables.settings import Table
+from fedvarp.trainers.settings import Trainer
+
+ALGORITHMS: Final = Registry(
+    "algorithm", dict.fromkeys(("fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold"), "")
+)
+DATASETS: Final = Registry(
+    "data set",
+    {
+        "cifar10": "fedvarp.data:cifar10",
+        "shakespeare": "fedvarp.data:shakespeare",
+        "digits": "fedvarp.data:digits",
+        "quadratics": "fedvarp.data:quadratics",
+        "logistic": "fedvarp.data:logistic",
+    },
+)
+MODELS: Final = Registry(
+    "model",
+    {
+        "lenet5": "fedvarp.models:LeNet5",
+        "resnet18": "fedvarp.models:ResNet18",
+        "char_gru": "fedvarp.models:CharGRU",
+        "logistic_regression": "fedvarp.models:LogisticRegression.for_dataset",
+        "quadratic": "fedvarp.models:Quadratic.for_dataset",
+    },
+)
+LOSSES: Final = Registry(
+    "loss",
+    {
+        "cross_entropy": "torch.nn.functional:cross_entropy",
+        "mse": "torch.nn.functional:mse_loss",
+        "quadratic": "fedvarp.models:quadratic_loss",
+    },
+)
+AVAILABILITIES: Final = Registry(
+    "availability",
+    {
+        "always": lambda: None,
+        "bernoulli": "fedvarp.clients.availability:Bernoulli",
+        "markov": "fedvarp.clients.availability:Markov",
+        "cyclic": "fedvarp.clients.availability:Cyclic",
+        "trace": "fedvarp.clients.availability:Trace.from_csv",
+    },
 )
 
-AlgorithmName = Literal["fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold"]
-RowDtype = Literal["float32", "bfloat16", "float16", "int8"]
-ROW_DTYPES: Final[tuple[str, ...]] = get_args(RowDtype)
+MODELS_FOR: Final[dict[str, tuple[str, ...]]] = {
+    "cifar10": ("lenet5", "resnet18", "logistic_regression"),
+    "shakespeare": ("char_gru",),
+    "digits": ("logistic_regression",),
+    "logistic": ("logistic_regression",),
+    "quadratics": ("quadratic",),
+}
+"""Our models that read our data sets; the first is taken unless another is named."""
+
+CHOICES: Final = ("data", "model", "local_sgd.schedule", "sampling.availability")
+"""The sections whose name decides what else they may say."""
 
 
-class LocalSGD(Section):
-    """What a client does: Algorithm 1."""
+class ServerStep(Section):
+    """How the server walks in the direction v."""
 
-    lr: Positive
-    """The client learning rate; --set client_lr=… for short."""
-    batch_size: Count
-    """Examples in a batch (paper: 64)."""
-    epochs: Count | None = None
-    """Passes over the client's data; or give steps."""
-    steps: Count | None = None
-    """Steps, the same number at every client; or give epochs."""
-    weight_decay: NotNegative = 0.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    clip_norm: Positive | None = None
-    step_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Multiplies the rate after each step within a round."""
-    schedule: Schedule = Constant(name="constant")
-
-    @model_validator(mode="after")
-    def _epochs_or_steps(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give one of epochs and steps")
-        return self
+    lr: Positive = 1.0
+    """The server learning rate η_s (paper: 1.0)."""
+    momentum: Momentum = 0.0
+    """Heavy-ball momentum on the server."""
+    step: Literal["steady"] | None = None
+    """"steady": as long as clients of all rounds so far walked on average; else of this round."""
 
 
 class Sampling(Section):
-    """Who takes part in a round."""
+    """Who takes part in a round, and what each client counts for."""
 
     scheme: Literal["uniform", "examples"] = "uniform"
     """Every cohort equally likely, or clients in proportion to their number of examples."""
+    objective: Literal["equal", "examples"] = "equal"
+    """What each client counts for in the objective: the same, or its number of examples."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The probability that a selected client does not answer."""
-    availability: Availability = Always(name="always")
-
-
-class States(Section):
-    """The table of client states."""
-
-    where: Literal["memory", "disk"] = "memory"
-    dtype: RowDtype = "float32"
+    availability: Choice = Choice(name="always")
+    """Who is online: always (everybody), bernoulli, markov, cyclic, trace, or your own."""
 
 
 class Settings(Section):
     """One run, complete: the same settings give the same run."""
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] = "run"
+    name: Annotated[str, AfterValidator(lambda name: _without_slash(name))] = "run"
     """What the run is called in tables and directories; the preset or the file unless given."""
-    algorithm: AlgorithmName = "fedvarp"
+    algorithm: Annotated[str, AfterValidator(ALGORITHMS.check)] = "fedvarp"
+    """fedavg, fedvarp, cluster_fedvarp, mifa, scaffold, or the import path of your own."""
     rounds: Count
     """How many rounds to train."""
     clients_per_round: Count
     """How many clients take part in a round."""
     seed: Seed = 0
     """Keys the initial weights, the cohorts and the batches."""
-    server_lr: Positive = 1.0
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    server_step: Literal["steady"] | None = None
-    """"steady": as long as clients of all rounds so far walked on average; else of this round."""
-    client_weights: Literal["equal", "examples"] = "equal"
-    """What each client counts for in the objective."""
-    clusters: Annotated[str, Field(pattern=CLUSTERS_PATTERN)] | None = None
-    """For cluster_fedvarp: "own" (the data set's), "labels", or "auto:K"; own unless given."""
-    recluster_every: Count | None = None
-    """With clusters = "auto:K": rounds until clusters are made anew; never unless given."""
-    evaluate_every: Count = 10
-    """Rounds between evaluations."""
-    num_train_clients: Annotated[int, Field(ge=0)] | None = None
-    """Clients that the training loss is averaged over; all unless given."""
-    num_test_examples: Annotated[int, Field(ge=0)] | None = None
-    """Examples of the test set that are looked at; all unless given."""
-    target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Stops at the first evaluation that reaches it."""
-    commit_every: Count = 1
-    """Rounds between checkpoints."""
-    trainer: Literal["auto", "sequential", "parallel", "vectorised", "ray"] = "auto"
-    """Who trains the clients: auto tries on the first rounds which is fastest here; ray goes to
-    the cluster at RAY_ADDRESS, or to one of its own on this machine."""
-    workers: Count | None = None
-    """Processes that train clients; one for each core unless given."""
-    compile: bool = False
-    """Whether gradients are compiled: takes a while at first, and then may be faster."""
-    exact: bool = True
-    """Whether auto keeps to trainers that give the plain loop's figures bit for bit."""
-    auto: str | None = None
-    """Why auto chose the trainer it did; the run writes it here."""
-    device: str = "cpu"
-    threads: Count = 1
-    """Of torch. Sums of floats depend on their number, so it is a setting like any other."""
-    data: Data
+    data: Choice
     """Which federation to train on."""
-    model: Model
+    model: Choice
     """Which model to train."""
+    loss: Annotated[str, AfterValidator(LOSSES.check)] | None = None
+    """cross_entropy, mse, or the import path of your own; the model's unless given."""
     local_sgd: LocalSGD
     """What a client does."""
+    server: ServerStep = ServerStep()
+    """How the server steps."""
     sampling: Sampling = Sampling()
-    states: States = States()
+    """Who takes part."""
+    table: Table = Table()
+    """The table of client states."""
+    trainer: Trainer = Trainer(name="auto", threads=1)
+    """Who trains the clients; auto unless given, and torch with one thread."""
+    evaluation: Evaluation = Evaluation()
+    """How the model is judged."""
+    recording: Recording = Recording()
+    """How the run is kept."""
 
     @property
     def run_name(self) -> str:
         """What tells this run from others of its kind."""
-        return f"{self.name}-{self.algorithm}-lr{self.local_sgd.lr:g}-seed{self.seed}"
+        algorithm = self.algorithm.rpartition(":")[2]
+        return f"{self.name}-{algorithm}-lr{self.local_sgd.lr:g}-seed{self.seed}"
 
     @model_validator(mode="before")
     @classmethod
-    def _usual_model(cls, raw: Any) -> Any:
-        if isinstance(raw, dict) and "model" not in raw and isinstance(raw.get("data"), dict):
-            usual = MODELS_FOR.get(str(raw["data"].get("name")))
-            return raw if usual is None else {**raw, "model": {"name": usual[0]}}
+    def _usual(cls, raw: Any) -> Any:
+        """What follows from the rest: the model from the data, auto for an unnamed trainer."""
+        if not isinstance(raw, dict):
+            return raw
+        data = raw.get("data")
+        usual = MODELS_FOR.get(str(data.get("name"))) if isinstance(data, dict) else None
+        if "model" not in raw and usual is not None:
+            raw = {**raw, "model": {"name": usual[0]}}
+        if isinstance(raw.get("trainer"), dict):
+            raw = {**raw, "trainer": {"name": "auto", "threads": 1, **raw["trainer"]}}
         return raw
 
     @model_validator(mode="after")
     def _model_reads_data(self) -> Self:
-        fitting = MODELS_FOR[self.data.name]
-        if self.model.name not in fitting:
+        DATASETS.check(self.data.name)
+        MODELS.check(self.model.name)
+        fitting = MODELS_FOR.get(self.data.name, ())
+        if self.model.name in MODELS and fitting and self.model.name not in fitting:
             raise ValueError(
                 f'model = "{self.model.name}" cannot read data = "{self.data.name}", which goes '
                 f"with {' or '.join(fitting)}"
@@ -153,20 +168,47 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _only_auto_changes(self) -> Self:
-        if self.recluster_every is not None and not (self.clusters or "").startswith("auto:"):
-            raise ValueError('recluster_every goes with clusters = "auto:K"; others never change')
-        return self
-
-    @model_validator(mode="after")
     def _steady_at_one_rate(self) -> Self:
-        if self.server_step is not None and not isinstance(self.local_sgd.schedule, Constant):
+        if self.server.step is not None and not isinstance(self.local_sgd.schedule, Constant):
             raise ValueError(
-                'server_step = "steady" is a mean over all rounds, which lags behind a changing '
+                'server.step = "steady" is a mean over all rounds, which lags behind a changing '
                 "client rate; it goes with a constant local_sgd.schedule"
             )
         return self
 
+    def completed(self) -> Self:
+        """The same with every option of what it chooses, those left out at their defaults.
+
+        Loads what is chosen, and with it torch.
+
+        Raises:
+            ValidationError: An option is unknown or out of bounds.
+        """
+        sampling = self.sampling.model_copy(
+            update={
+                "availability": AVAILABILITIES.complete(
+                    self.sampling.availability, "sampling.availability"
+                )
+            }
+        )
+        return self.model_copy(
+            update={
+                "data": DATASETS.complete(self.data, "data"),
+                "model": MODELS.complete(self.model, "model"),
+                "sampling": sampling,
+            }
+        )
+
     def as_toml(self) -> dict[str, Any]:
         """What config.toml holds; reading it back gives equal settings."""
-        return self.model_dump(mode="json", exclude_none=True)
+        return self.model_dump(
+            mode="json",
+            exclude_none=True,
+            exclude={"recording": {"out", "resume", "progress"}},
+        )
+
+
+def _without_slash(name: str) -> str:
+    if not name or "/" in name or "\\" in name:
+        raise ValueError(f"= {name!r} becomes part of a directory's name and may hold no slash")
+    return name

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import SHORT_NAMES, load_settings
 from fedvarp.experiments.resuming import is_finished
 from fedvarp.experiments.settings import Settings
@@ -25,6 +24,7 @@ from fedvarp.experiments.sweep_engines import Engine
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
 from fedvarp.processes import Interruption
 from fedvarp.runs.directory import MAY_CHANGE, RunDirectory
+from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
@@ -125,10 +125,10 @@ class Sweep:
             for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
         ]
         first = all_settings[0]
-        if first.target_accuracy is not None:
+        if first.evaluation.target_accuracy is not None:
             raise SettingsError(
                 "A sweep compares the last evaluations of runs of one length, and target_accuracy "
-                "ends them at different rounds. Add --set target_accuracy=none; `fedvarp compare` "
+                "ends them at different rounds. Add --set evaluation.target_accuracy=none; `fedvarp compare` "
                 "tells the rounds to a target."
             )
         folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
@@ -226,7 +226,7 @@ def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
 
     dataset = build(settings, data_dir).dataset
     try:
-        clusters_by_name(settings.clusters, settings.recluster_every, dataset)
+        clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 

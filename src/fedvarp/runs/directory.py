@@ -23,7 +23,17 @@ import tomli_w
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
 
-MAY_CHANGE: Final = frozenset({"rounds", "target_accuracy", "trainer", "workers", "auto"})
+MAY_CHANGE: Final = frozenset(
+    {
+        "rounds",
+        "evaluation.target_accuracy",
+        "trainer.name",
+        "trainer.workers",
+        "trainer.auto",
+        "recording.commit_every",
+        "recording.fsync",
+    }
+)
 """What a resumed run may be told anew: how long to go on, and who trains, if to the same bits."""
 
 _FIRST_LOOK: Final = 4096  # bytes at the end of metrics.jsonl; a usual line has some hundreds
@@ -155,14 +165,17 @@ class RunDirectory:
 
     def chosen_by_auto(self) -> dict[str, Any]:
         """The settings in which `trainer = "auto"` wrote its choice; empty before it has chosen."""
-        recorded = self.settings()
-        if "auto" not in recorded or recorded.get("trainer") == "auto":
+        recorded = self.settings().get("trainer", {})
+        if "auto" not in recorded or recorded.get("name") == "auto":
             return {}
-        return {name: recorded[name] for name in ("trainer", "workers", "auto") if name in recorded}
+        return {name: recorded[name] for name in ("name", "workers", "auto") if name in recorded}
 
     def by_the_choice(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with what auto has chosen here, if they leave it to auto."""
-        return {**settings, **(self.chosen_by_auto() if settings["trainer"] == "auto" else {})}
+        trainer = settings.get("trainer")
+        if not isinstance(trainer, Mapping) or trainer.get("name") != "auto":
+            return dict(settings)
+        return {**settings, "trainer": {**trainer, **self.chosen_by_auto()}}
 
     def refuse_other_settings(
         self, settings: Mapping[str, Any], may_change: frozenset[str]
@@ -179,12 +192,12 @@ class RunDirectory:
         before = flattened(self.settings())
         now = flattened(_without_none(settings))
         differences = changes(before, now, (before.keys() | now.keys()) - may_change)
-        trainers = before.get("trainer"), now.get("trainer")
-        goes_by_the_choice = trainers[1] == "auto" and "auto" in before
+        trainers = before.get("trainer.name"), now.get("trainer.name")
+        goes_by_the_choice = trainers[1] == "auto" and "trainer.auto" in before
         # Several threads sum in another order than the single one of a worker.
-        not_the_same_bits = "vectorised" in trainers or before.get("threads", 1) != 1
+        not_the_same_bits = "vectorised" in trainers or before.get("trainer.threads", 1) != 1
         if not_the_same_bits and len(set(trainers)) > 1 and not goes_by_the_choice:
-            differences.append(f"trainer = {trainers[0]} (now {trainers[1]})")
+            differences.append(f"trainer.name = {trainers[0]} (now {trainers[1]})")
         return differences
 
     @property

@@ -158,7 +158,7 @@ class Registry(Mapping[str, str | Maker]):
 
 def options_of(maker: Maker) -> type[BaseModel]:
     """The settings that a function or class takes, as a section made from its signature."""
-    hints = get_type_hints(maker.__init__ if inspect.isclass(maker) else maker, include_extras=True)
+    hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
         if parameter.name in GIVEN or parameter.kind in (
@@ -169,6 +169,14 @@ def options_of(maker: Maker) -> type[BaseModel]:
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     return create_model(maker.__qualname__, __base__=Section, **fields)
+
+
+def _hints(function: Maker) -> dict[str, Any]:
+    """The types of its parameters, but for those that are no settings, which may need imports."""
+    function = getattr(function, "__func__", function)
+    settings = {n: a for n, a in function.__annotations__.items() if n not in {*GIVEN, "return"}}
+    annotated = type("annotated", (), {"__annotations__": settings})
+    return get_type_hints(annotated, globalns=function.__globals__, include_extras=True)
 
 
 def _below(where: str, error: ValidationError, options: type[BaseModel]) -> ValidationError:

@@ -13,7 +13,7 @@ fedvarp.settings.problems.SettingsError: Batches: size = '3' should be a whole n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -28,12 +28,13 @@ else:
 class _Sentences(ModelMetaclass):
     """Turns what pydantic says of a wrong call into our own error; nested sections stay its own."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         try:
             return super().__call__(*args, **kwargs)
         except ValidationError as error:
             name = f"{cls.__name__}: "
-            raise SettingsError(explain(error, cls, kwargs, lambda _: name)) from None
+            section = cast("type[BaseModel]", cls)
+            raise SettingsError(explain(error, section, kwargs, lambda _: name)) from None
 
 
 class Section(BaseModel, metaclass=_Sentences):

@@ -1,5 +1,9 @@
+from .callbacks import Callback as Callback
+from .callbacks import OnRoundEnd as OnRoundEnd
+from .callbacks import StopRun as StopRun
 from .loggers import Logger as Logger
 from .loggers import MLflowLogger as MLflowLogger
 from .loggers import TensorBoardLogger as TensorBoardLogger
-from .round_loop import Callback as Callback
 from .round_loop import SimulationResult as SimulationResult
+from .settings import Evaluation as Evaluation
+from .settings import Recording as Recording

@@ -12,15 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.settings.section import Section
+
 _LONGEST_LIST = 64  # numbers written out; longer tensors are named by their hash
 
 
 def plain(settings: object) -> dict[str, Any]:
-    """A settings object as TOML can hold it.
+    """An object as TOML can hold it: its class, and its fields if it is a dataclass.
 
-    >>> from fedvarp import LocalSGD
-    >>> plain(LocalSGD(lr=0.1, batch_size=8, epochs=2))["schedule"]
-    {'kind': 'Constant'}
+    >>> from fedvarp.clients import UniformSampler
+    >>> plain(UniformSampler(num_clients=8, clients_per_round=2, seed=0))["clients_per_round"]
+    2
     """
     kept: dict[str, Any] = {"kind": type(settings).__qualname__}
     if dataclasses.is_dataclass(settings):
@@ -52,6 +56,12 @@ def plain_value(value: object) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Section):
+        return {name: plain_value(part) for name, part in value.as_toml().items()}
+    if isinstance(value, ServerOptimizer):
+        return dict(value.describe())
+    if isinstance(value, FederatedDataset):
+        return repr(value)
     if isinstance(value, Tensor):
         if value.numel() <= _LONGEST_LIST:
             return value.tolist()
@@ -60,6 +70,8 @@ def plain_value(value: object) -> Any:
         value = np.asarray(value).tolist()
     if isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value):
         return plain_value(torch.tensor(value, dtype=torch.float64))
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {name: plain_value(entry) for name, entry in value.items()}
     if isinstance(value, Mapping):
         entries = {str(key): plain_value(entry) for key, entry in value.items()}
         text = json.dumps(entries, sort_keys=True)

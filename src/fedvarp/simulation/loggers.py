@@ -3,8 +3,8 @@
 >>> class Printer(Logger):
 ...     def log(self, round: int, figures: Mapping[str, float]) -> None:
 ...         print(round, figures)
->>> with Printer() as printer:  # simulate(…, callbacks=[printer]) calls it after each round
-...     printer({"round": 1, "clients": [4, 7], "refused": {}, "local_loss": 0.5})
+>>> printer = Printer()  # simulate(…, callbacks=[printer]) calls it after each round
+>>> printer.on_round_end({"round": 1, "clients": [4, 7], "refused": {}, "local_loss": 0.5}, None)
 1 {'local_loss': 0.5, 'clients': 2.0, 'refused': 0.0}
 
 Weights & Biases, for example, would be::
@@ -30,11 +30,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fedvarp.runs.directory import flattened
+from fedvarp.simulation.callbacks import Callback
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from fedvarp.server.server import Server
+    from fedvarp.simulation.round_loop import SimulationResult
 
 Record = Mapping[str, Any]
 
@@ -42,7 +44,7 @@ _COUNTED: Final = ("clients", "refused")  # who they are is in metrics.jsonl; ho
 _LONGEST_PARAM: Final = 500  # characters that every MLflow server takes
 
 
-class Logger(ABC):
+class Logger(Callback, ABC):
     """A callback of `simulate` that is closed when the run is over.
 
     A subclass says what to do with the figures of one round, and what to do at the end.
@@ -56,9 +58,13 @@ class Logger(ABC):
         """Writes out what is still held back."""
         return  # a logger that holds nothing back has nothing to do
 
-    def __call__(self, record: Record, server: Server | None = None) -> None:
-        """Takes a record, as callbacks of `simulate` do."""
+    def on_round_end(self, record: Record, server: Server) -> None:
+        """Logs the figures of the round."""
         self.log(int(record["round"]), figures_of(record))
+
+    def on_run_end(self, result: SimulationResult) -> None:
+        """Writes out what is still held back."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from fedvarp.runs import versions
 from fedvarp.runs.directory import Journal, RunDirectory, RunError, changes, lasting
 from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.simulation.callbacks import Record
 from fedvarp.simulation.description import plain
-
-if TYPE_CHECKING:
-    from fedvarp.simulation.round_loop import Record, Simulation, SimulationResult
+from fedvarp.simulation.round_loop import Simulation, SimulationResult
+from fedvarp.simulation.settings import Recording
 
 
 class RecordedRun:
@@ -27,8 +27,7 @@ class RecordedRun:
         fingerprint: Of the data, the model and the loss; a resumed run must have the same.
         settings: Of the run; a resumed run must have those its checkpoint was made with. What it
             may be told anew is written once everything else agrees.
-        commit_every: Rounds between checkpoints.
-        fsync: Whether they wait for the disk.
+        recording: How often it is committed, and whether that waits for the disk.
         after_commit: Called once a checkpoint is written.
     """
 
@@ -38,8 +37,7 @@ class RecordedRun:
         simulation: Simulation,
         fingerprint: str,
         settings: Mapping[str, Any],
-        commit_every: int,
-        fsync: bool,
+        recording: Recording,
         after_commit: Callable[[], None],
     ) -> None:
         self._directory = directory
@@ -48,11 +46,10 @@ class RecordedRun:
         self._settings = settings
         # The sampler as it is: settings may only name the file that its trace was read from.
         self._lasting = lasting({**settings, "sampler": plain(simulation.sampler)})
-        self._commit_every = commit_every
-        self._fsync = fsync
+        self._recording = recording
         self._after_commit = after_commit
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
-            self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=fsync)
+            self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=recording.fsync)
             opened.callback(self._checkpoint.close)
             self._metrics = Journal(directory.metrics_file)
             opened.callback(self._metrics.close)
@@ -66,29 +63,32 @@ class RecordedRun:
     def __exit__(self, *exception: object) -> None:
         self._opened.close()
 
-    def run(self, rounds: int, progress: bool | None, announce: bool = True) -> SimulationResult:
+    def run(self, rounds: int, announce: bool = True) -> SimulationResult:
         """Goes on from the last checkpoint to round `rounds`.
 
         Args:
             rounds: T.
-            progress: Whether to show a bar.
             announce: Whether to say how to go on after Ctrl-C.
         """
         self._go_back_to_the_checkpoint()
         self._directory.update_settings(self._settings)
         if 0 < self._simulation.server.round < rounds:
-            self._note_versions(aloud=progress is not False)
+            self._note_versions(aloud=self._recording.progress is not False)
         before = self._directory.metrics()
         evaluated = [record for record in before if _is_evaluated(record)]
         result = self._simulation.run(
-            rounds, progress, keep=self._keep, last=evaluated[-1] if evaluated else None
+            rounds,
+            self._recording.progress,
+            keep=self._keep,
+            last=evaluated[-1] if evaluated else None,
         )
         if self._checkpoint.round != self._simulation.server.round:
             self._commit()
         if result.stopped == "interrupted" and announce:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
-                f"on, call again with out={str(self._directory.path)!r} and resume=True.",
+                f"on, call again with recording=Recording(out={str(self._directory.path)!r}, "
+                f"resume=True).",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -140,11 +140,11 @@ class RecordedRun:
     def _keep(self, record: Record, seconds: float) -> None:
         self._metrics.append(record)
         self._timings.append({"round": record["round"], "seconds": seconds})
-        if record["round"] % self._commit_every == 0:
+        if record["round"] % self._recording.commit_every == 0:
             self._commit()
 
     def _commit(self) -> None:
-        if self._fsync:
+        if self._recording.fsync:
             self._metrics.sync()
         self._checkpoint.commit(
             self._simulation.server,

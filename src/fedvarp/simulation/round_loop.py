@@ -1,12 +1,12 @@
-"""The round loop: sample, broadcast, train, receive, evaluate, and what becomes of it."""
+"""The round loop: cohort, broadcast, train, receive, commit, record, evaluate."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,15 @@ from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
-from fedvarp.runs.directory import without_nan
+from fedvarp.runs.directory import reached, without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
+from fedvarp.simulation.callbacks import Callback, Record, StopRun
 from fedvarp.simulation.progress import RunProgress
-from fedvarp.trainers import AutoTrainer, ClientTrainer, ParallelTrainer
+from fedvarp.simulation.settings import Evaluation
+from fedvarp.trainers.base import ClientTrainer
 
-Record = dict[str, Any]
-Stopped = Literal["rounds", "target", "interrupted"]
-Callback = Callable[[Record, Server], None]
-_Waiting = tuple[Record, Callable[[], Figures]]
+Stopped = Literal["rounds", "target", "callback", "interrupted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,11 @@ class SimulationResult:
     stopped: Stopped  # why it ended
 
     def final(self, name: str) -> float:
-        """The last value of a metric, such as "test_accuracy"."""
+        """The last value of a metric, such as "test_accuracy".
+
+        Raises:
+            KeyError: No round recorded it.
+        """
         for record in reversed(self.metrics):
             if record.get(name) is not None:
                 return float(record[name])
@@ -54,13 +57,11 @@ class Simulation:
     trainer: ClientTrainer
     evaluator: Evaluator
     model: FlatModel
-    evaluate_every: int
-    target_accuracy: float | None
+    evaluation: Evaluation
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
     title: str
     reclustering: Reclustering | None = None  # for clusters that follow the gradients
-    _clock: float = 0.0  # when the last record was finished
 
     def run(
         self,
@@ -69,107 +70,73 @@ class Simulation:
         keep: Callable[[Record, float], None] | None = None,
         last: Record | None = None,
     ) -> SimulationResult:
-        """Rounds up to number `rounds`, from wherever the server is.
+        """Trains up to round `rounds`, from wherever the server is.
+
+        One turn of the loop belongs to one model: it is evaluated, beside the training that starts
+        from it where the trainer has idle slots; its record is finished and kept; and what the
+        clients sent makes the next one.
 
         Args:
             rounds: T.
-            progress: Whether to show a bar.
-            keep: Takes each record and the seconds it took.
+            progress: Whether to show a bar; None: in a terminal.
+            keep: Takes each record and the seconds it took, and commits the round.
             last: The record of the newest evaluation, of a run that goes on.
+
+        Returns:
+            The model, the records of the rounds of this call, and why it ended.
         """
-        metrics: list[Record] = []
-        waiting: _Waiting | None = None  # a record whose evaluation is under way
         bar = RunProgress(self.title, self.server.round, rounds, progress)
-        self._clock = time.perf_counter()
-
-        def settle() -> bool:
-            """Completes the record that waits; whether the run goes on after it."""
-            nonlocal waiting, last
-            if waiting is not None:
-                record, figures = waiting
-                waiting, last = None, record | figures()
-                finish(last)
-            return not self._reached(last)
-
-        def finish(record: Record) -> None:
-            record = without_nan(record)  # in memory as on disk
-            metrics.append(record)
-            seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
-            if keep is not None:
-                keep(record, seconds)
-            for callback in self.callbacks:
-                callback(record, self.server)
-            bar.advance(record)
-
-        with bar, Interruption() as stop:
-            while not self._reached(last) and not stop.requested:
-                if last is None and waiting is None:
-                    record: Record | None = self._first_record()
-                elif self.server.round < rounds:
-                    record = self.one_round(settle)
-                else:
+        log = _Log(self.server, self.callbacks, keep, bar)
+        record = None if last is not None else self._first_record()
+        with bar, Interruption() as interruption:
+            while True:
+                figures = self._evaluation_beside_training(record, rounds, interruption)
+                if record is not None and figures is None:
+                    last = log.finish(record, self._evaluate_if_due(record, rounds)) or last
+                why = self._why_stop(rounds, last, log.stopped, interruption)
+                if why is not None:
                     break
-                if record is None:  # the evaluation that was under way has reached the target
-                    break
-                if record["round"] % self.evaluate_every and record["round"] != rounds:
-                    finish(record)
-                    continue
-                waiting = record, self._evaluation()
-                if self.callbacks or record["round"] == rounds or not self._evaluates_beside:
-                    settle()
-            settle()
+                cohort, updates = self._train_cohort()
+                if record is not None and figures is not None:
+                    last = log.finish(record, figures()) or last
+                    why = self._why_stop(rounds, last, log.stopped, interruption)
+                    if why in ("target", "callback"):  # the cohort was trained in vain
+                        break
+                record = self._receive(cohort, updates)
         self.model.bind(self.server.w.clone())
         self.model.load_buffers(self.buffers)
-        return SimulationResult(
-            self.server, self.model.module, metrics, self._why_stopped(rounds, last)
-        )
+        result = SimulationResult(self.server, self.model.module, log.metrics, why)
+        for callback in self.callbacks:
+            callback.on_run_end(result)
+        return result
 
-    @property
-    def _evaluates_beside(self) -> bool:
-        """Whether the trainer has idle slots in which it evaluates, and to the same figures."""
-        trainer = self._current_trainer
-        return isinstance(trainer, ParallelTrainer) and trainer.evaluator is self.evaluator
-
-    @property
-    def _current_trainer(self) -> ClientTrainer:
-        return self.trainer.current if isinstance(self.trainer, AutoTrainer) else self.trainer
-
-    def _evaluation(self) -> Callable[[], Figures]:
-        trainer = self._current_trainer
-        if isinstance(trainer, ParallelTrainer) and self._evaluates_beside:
-            return trainer.evaluation(self.server.w, self.buffers)
-        return lambda: self.evaluator.evaluate(self.server.w, self.buffers)
-
-    def _first_record(self) -> Record:
-        return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}
-
-    def one_round(self, settle: Callable[[], bool] = lambda: True) -> Record | None:
-        """Sample, broadcast, train, receive: Algorithm 2, lines 3 to 14, for any algorithm.
-
-        Args:
-            settle: Called before anything changes, when the clients have trained if possible. If
-                it says that the run is over, the round is dropped, and there is no record.
-        """
+    def _train_cohort(self) -> tuple[Cohort, RoundUpdates]:
+        """Algorithm 2, lines 3 to 7, for any algorithm."""
         t = self.server.round
         if self.reclustering is not None and self.reclustering.is_due(t):
-            if not settle():
-                return None
             self.reclustering.renew(self.server, self.buffers)
-        cohort = self.sampler.cohort(t)
+        for callback in self.callbacks:
+            callback.on_round_begin(t, self.server)
+        cohort = self.sampler.cohort(t)  # line 3: S
         answering = cohort.answering
-        broadcast = self.server.broadcast(answering.clients)
+        broadcast = self.server.broadcast(answering.clients)  # line 4: w to everybody in S
         if self.buffers:
             broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
-        updates = self.trainer.train(broadcast, answering.clients, t)
-        if not settle():
-            return None
-        report = self.server.receive(_weighted(updates, answering))
+        updates = self.trainer.train(broadcast, answering.clients, t)  # lines 5 to 7: Δ_i
+        return cohort, _weighted(updates, answering)
+
+    def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
+        """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
+        report = self.server.receive(updates)
         if not report.accepted:
             self.server.skip()
         elif self.buffers:
             sent = [updates.buffers[i] for i in report.accepted if i in updates.buffers]
             self.buffers = average_buffers(sent) if sent else self.buffers
         return self._record(cohort, updates, report)
+
+    def _first_record(self) -> Record:
+        return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}
 
     def _record(self, cohort: Cohort, updates: RoundUpdates, report: RoundReport) -> Record:
         aggregator, vector_bytes = self.server.aggregator, self.server.w.nbytes
@@ -185,16 +152,88 @@ class Simulation:
             "server_bytes": self.server.num_bytes,
         }
 
-    def _why_stopped(self, rounds: int, last: Record | None) -> Stopped:
-        if self._reached(last):
-            return "target"
-        return "rounds" if self.server.round >= rounds else "interrupted"
+    def _is_due(self, record: Record, rounds: int) -> bool:
+        return record["round"] % self.evaluation.every == 0 or record["round"] == rounds
 
-    def _reached(self, evaluated: Record | None) -> bool:
-        if self.target_accuracy is None or evaluated is None:
-            return False
-        accuracy = evaluated.get("test_accuracy")
-        return accuracy is not None and bool(accuracy >= self.target_accuracy)
+    def _evaluate_if_due(self, record: Record, rounds: int) -> Figures:
+        if not self._is_due(record, rounds):
+            return {}
+        begun = self.trainer.evaluation(self.evaluator, self.server.w, self.buffers)
+        return self.evaluator.evaluate(self.server.w, self.buffers) if begun is None else begun()
+
+    def _evaluation_beside_training(
+        self, record: Record | None, rounds: int, interruption: Interruption
+    ) -> Callable[[], Figures] | None:
+        """An evaluation that is under way while the next cohort trains; None: there is none."""
+        if record is None or not self._is_due(record, rounds):
+            return None
+        t = self.server.round
+        changes_first = self.reclustering is not None and self.reclustering.is_due(t)
+        if t >= rounds or interruption.requested or changes_first:
+            return None  # there is no training to stand beside, or rows would change before it
+        return self.trainer.evaluation(self.evaluator, self.server.w, self.buffers)
+
+    def _why_stop(
+        self,
+        rounds: int,
+        evaluated: Record | None,
+        stopped_by_callback: bool,
+        interruption: Interruption,
+    ) -> Stopped | None:
+        if evaluated is not None and reached(self.evaluation.target_accuracy, [evaluated]):
+            return "target"
+        if stopped_by_callback:
+            return "callback"
+        if self.server.round >= rounds:
+            return "rounds"
+        return "interrupted" if interruption.requested else None
+
+
+class _Log:
+    """Where finished records go: to the callbacks, the run's directory and the bar."""
+
+    def __init__(
+        self,
+        server: Server,
+        callbacks: Sequence[Callback],
+        keep: Callable[[Record, float], None] | None,
+        bar: RunProgress,
+    ) -> None:
+        self.metrics: list[Record] = []
+        self.stopped = False  # a callback asked for it
+        self._bar = bar
+        self._server = server
+        self._callbacks = callbacks
+        self._keep = keep
+        self._clock = time.perf_counter()
+
+    def finish(self, record: Record, figures: Mapping[str, float]) -> Record | None:
+        """Completes a record and passes it on; returns it if it was evaluated."""
+        record = without_nan(record | dict(figures))  # in memory as on disk
+        for callback in self._callbacks if figures else ():
+            _add(record, callback, callback.on_evaluation(figures, self._server))
+        for callback in self._callbacks:
+            try:
+                _add(record, callback, callback.on_round_end(record, self._server))
+            except StopRun:
+                self.stopped = True
+        record = without_nan(record)
+        self.metrics.append(record)
+        seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
+        if self._keep is not None:
+            self._keep(record, seconds)
+        self._bar.advance(record)
+        return record if figures else None
+
+
+def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None) -> None:
+    taken = record.keys() & (metrics or {}).keys()
+    if taken:
+        raise ValueError(
+            f"{type(callback).__name__} adds {', '.join(sorted(taken))} to the record of a round, "
+            f"where it stands already. Give its metric another name."
+        )
+    record.update(metrics or {})
 
 
 def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:

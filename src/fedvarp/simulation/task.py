@@ -1,0 +1,224 @@
+"""A simulation as it was asked for: checked, described, put together and run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.clients.evaluation import Evaluator
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.local_training import Loss
+from fedvarp.clients.sampling import ClientSampler
+from fedvarp.clusters.named import Clusters, clusters_by_name
+from fedvarp.clusters.reclustering import reclustering
+from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.server.server import Server
+from fedvarp.simulation.callbacks import Callback
+from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
+from fedvarp.simulation.description import fingerprint, name_of, plain_value
+from fedvarp.simulation.recording import RecordedRun
+from fedvarp.simulation.round_loop import Simulation, SimulationResult
+from fedvarp.simulation.settings import Evaluation, Recording
+from fedvarp.tables.settings import Table
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.registry import TrainerParts, make_trainer
+from fedvarp.trainers.settings import Trainer
+
+AlgorithmMaker = Callable[[TableSettings], Aggregator]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """All that `fedvarp.simulate` was told; see there for what each part means."""
+
+    dataset: FederatedDataset
+    model: nn.Module
+    loss: Loss
+    local_sgd: LocalSGD
+    rounds: int
+    sampler: ClientSampler
+    algorithm: str | AlgorithmMaker
+    seed: int
+    server_optimizer: ServerOptimizer
+    table: Table
+    trainer: Trainer | ClientTrainer
+    evaluation: Evaluation
+    recording: Recording
+    callbacks: Sequence[Callback]
+
+    def run(self, settings: Mapping[str, Any] | None = None) -> SimulationResult:
+        """Refuses what cannot be, or trains.
+
+        Args:
+            settings: What config.toml records and a resumed run must agree with; described from
+                the task itself unless given.
+
+        Returns:
+            What the run leaves behind.
+        """
+        refuse_impossible(self)
+        directory = None if self.recording.out is None else RunDirectory(self.recording.out)
+        kept = dict(self.description() if settings is None else settings)
+        if directory is not None:
+            refuse_another_run(directory, kept, self.recording.resume)
+            if directory.exists:
+                kept = directory.by_the_choice(kept)
+        flat = FlatModel(self.model.to(self.device))
+        clusters, table = self.clusters_and_table(flat.dim, directory)
+        choice = _Choice(directory, kept)
+        evaluator = Evaluator(
+            self.dataset,
+            flat,
+            self.loss,
+            self.client_weights,
+            self.evaluation.num_train_clients,
+            self.evaluation.num_test_examples,
+            self.seed,
+        )
+        with contextlib.ExitStack() as opened:
+            trainer = self._trainer(flat, evaluator, choice, opened)
+            aggregator = make_algorithm(self.algorithm, table)
+            for rows in () if aggregator.table is None else aggregator.table.tables():
+                opened.callback(rows.close)
+            simulation = Simulation(
+                server=Server(flat.vector(), aggregator, self.server_optimizer),
+                sampler=self.sampler,
+                trainer=trainer,
+                evaluator=evaluator,
+                model=flat,
+                evaluation=self.evaluation,
+                callbacks=self.callbacks,
+                buffers=flat.buffers(),
+                title=self.algorithm_name,
+                reclustering=reclustering(
+                    clusters, aggregator, self.dataset, flat, self.loss, self.local_sgd, self.seed
+                ),
+            )
+            if directory is None:
+                return simulation.run(self.rounds, self.recording.progress)
+            if not directory.exists:
+                directory.create(kept)
+            what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
+            with RecordedRun(
+                directory, simulation, what, kept, self.recording, choice.write
+            ) as recorded:
+                return recorded.run(self.rounds, announce=settings is None)
+
+    def description(self) -> dict[str, Any]:
+        """The content of everything that changes the run's figures, as TOML can hold it."""
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del parts["recording"], parts["callbacks"]
+        return {
+            **{name: plain_value(part) for name, part in parts.items()},
+            "algorithm": self.algorithm_name,
+            "num_clients": self.dataset.num_clients,
+        }
+
+    @property
+    def algorithm_name(self) -> str:
+        """What the algorithm is called in tables and bars."""
+        return self.algorithm if isinstance(self.algorithm, str) else name_of(self.algorithm)
+
+    @property
+    def client_weights(self) -> Tensor | None:
+        """(N,) p_i of the objective Σ p_i f_i, up to a factor; None for 1/N each.
+
+        They are the sampler's: cohorts and the table must weigh clients alike, or the algorithms of
+        one comparison would have different optima.
+        """
+        objective = getattr(self.sampler, "objective", None)
+        return None if objective is None else torch.as_tensor(objective).double()
+
+    @property
+    def device(self) -> str:
+        """Where to train."""
+        return self.trainer.device if isinstance(self.trainer, Trainer) else "cpu"
+
+    def clusters_and_table(
+        self, dim: int, directory: RunDirectory | None
+    ) -> tuple[Clusters, TableSettings]:
+        """Who shares a row, and what the algorithm needs to make its table.
+
+        Args:
+            dim: d.
+            directory: Of the run, for rows on disk.
+
+        Returns:
+            The clusters by name, and the settings of the table.
+        """
+        clusters = clusters_by_name(self.table.clusters, self.table.recluster_every, self.dataset)
+        on_disk = directory is not None and self.table.where == "disk"
+        return clusters, TableSettings(
+            num_clients=self.dataset.num_clients,
+            dim=dim,
+            codec=self.table.codec,
+            folder=str(directory.checkpoint_folder) if directory and on_disk else None,
+            cluster_of=clusters.at_first,
+            clustering=clusters.changing,
+            client_weights=self.client_weights,
+            device=self.device,
+        )
+
+    def _trainer(
+        self, flat: FlatModel, evaluator: Evaluator, choice: _Choice, opened: contextlib.ExitStack
+    ) -> ClientTrainer:
+        if isinstance(self.trainer, ClientTrainer):
+            return self.trainer  # whoever made it closes it
+        settings = choice.of(self.trainer)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        parts = TrainerParts(
+            self.dataset,
+            flat,
+            self.loss,
+            self.local_sgd,
+            self.seed,
+            evaluator,
+            settings.workers,
+            compile=settings.compile,
+            exact=settings.exact,
+        )
+        trainer = make_trainer(settings.name, parts, choice.remember)
+        opened.callback(trainer.close)
+        return trainer
+
+
+class _Choice:
+    """What `trainer = "auto"` has chosen, once a checkpoint holds the rounds it tried.
+
+    Not before: after a crash, rounds that are trained again must be trained as they were.
+    """
+
+    def __init__(self, directory: RunDirectory | None, kept: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._kept = kept
+        self._chosen: dict[str, str] = {}
+
+    def of(self, trainer: Trainer) -> Trainer:
+        """The trainer's settings, by the choice of an earlier part of the run if there was one."""
+        recorded = self._kept.get("trainer", {})
+        if trainer.name != "auto" or not isinstance(recorded, Mapping) or "auto" not in recorded:
+            return trainer
+        return trainer.replace(name=recorded["name"], workers=recorded.get("workers"))
+
+    def remember(self, name: str, why: str) -> None:
+        """Takes the choice."""
+        self._chosen = {"name": name, "auto": why}
+
+    def write(self) -> None:
+        """Writes it into config.toml, once."""
+        if self._directory is not None and self._chosen:
+            trainer = {**self._kept["trainer"], **self._chosen}
+            self._directory.write_settings({**self._kept, "trainer": trainer})
+            self._chosen = {}
