@@ -22,8 +22,7 @@ from fedvarp.clients import availability, schedules
 from fedvarp.clients.local_sgd import LocalSGD, Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset, cifar10, digits, logistic, quadratics, shakespeare
-from fedvarp.data.errors import MissingDataError
-from fedvarp.data.locate import DATA_VARIABLE
+from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
 from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.settings import Settings
 from fedvarp.models import (

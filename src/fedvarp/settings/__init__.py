@@ -1,0 +1,1 @@
+"""What a setting is: declared once, with its bounds and one sentence."""
