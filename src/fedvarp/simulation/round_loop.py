@@ -20,7 +20,7 @@ from fedvarp.runs.directory import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.progress import RunProgress
-from fedvarp.trainers import AutoTrainer, ClientTrainer, ParallelTrainer
+from fedvarp.trainers.base import ClientTrainer
 
 Record = dict[str, Any]
 Stopped = Literal["rounds", "target", "interrupted"]
@@ -114,8 +114,9 @@ class Simulation:
                 if record["round"] % self.evaluate_every and record["round"] != rounds:
                     finish(record)
                     continue
-                waiting = record, self._evaluation()
-                if self.callbacks or record["round"] == rounds or not self._evaluates_beside:
+                begun = self.trainer.evaluation(self.evaluator, self.server.w, self.buffers)
+                waiting = record, begun or self._evaluate
+                if self.callbacks or record["round"] == rounds or begun is None:
                     settle()
             settle()
         self.model.bind(self.server.w.clone())
@@ -124,21 +125,8 @@ class Simulation:
             self.server, self.model.module, metrics, self._why_stopped(rounds, last)
         )
 
-    @property
-    def _evaluates_beside(self) -> bool:
-        """Whether the trainer has idle slots in which it evaluates, and to the same figures."""
-        trainer = self._current_trainer
-        return isinstance(trainer, ParallelTrainer) and trainer.evaluator is self.evaluator
-
-    @property
-    def _current_trainer(self) -> ClientTrainer:
-        return self.trainer.current if isinstance(self.trainer, AutoTrainer) else self.trainer
-
-    def _evaluation(self) -> Callable[[], Figures]:
-        trainer = self._current_trainer
-        if isinstance(trainer, ParallelTrainer) and self._evaluates_beside:
-            return trainer.evaluation(self.server.w, self.buffers)
-        return lambda: self.evaluator.evaluate(self.server.w, self.buffers)
+    def _evaluate(self) -> Figures:
+        return self.evaluator.evaluate(self.server.w, self.buffers)
 
     def _first_record(self) -> Record:
         return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}

@@ -31,9 +31,8 @@ from fedvarp.simulation.checks import (
 from fedvarp.simulation.description import fingerprint, name_of, plain, plain_value
 from fedvarp.simulation.recording import RecordedRun
 from fedvarp.simulation.round_loop import Callback, Simulation, SimulationResult
-from fedvarp.trainers import ClientTrainer
-from fedvarp.trainers.auto import close
-from fedvarp.trainers.registry import TrainerName, TrainerParts, make_trainer
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.registry import TrainerParts, make_trainer
 
 
 def simulate(
@@ -53,7 +52,7 @@ def simulate(
     client_weights: Tensor | None = None,
     states: Literal["memory", "disk"] = "memory",
     dtype: str = "float32",
-    trainer: TrainerName | ClientTrainer = "sequential",
+    trainer: str | ClientTrainer = "sequential",
     workers: int | None = None,
     compile: bool = False,
     exact: bool = True,
@@ -164,10 +163,6 @@ def simulate(
     evaluator = Evaluator(
         dataset, flat, loss, client_weights, num_train_clients, num_test_examples, seed
     )
-    parts = TrainerParts(
-        dataset, flat, loss, local_sgd, seed, evaluator, workers, compile=compile, exact=exact
-    )
-
     chosen: dict[str, str] = {}
 
     def remember(name: str, why: str) -> None:
@@ -180,7 +175,10 @@ def simulate(
             directory.write_settings({**kept, **chosen})
             chosen.clear()
 
-    training = make_trainer(trainer, parts, remember) if isinstance(trainer, str) else trainer
+    parts = TrainerParts(
+        dataset, flat, loss, local_sgd, seed, evaluator, workers, compile, exact, remember
+    )
+    training = make_trainer(trainer, parts) if isinstance(trainer, str) else trainer
     aggregator = (
         make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)
     )
@@ -209,7 +207,7 @@ def simulate(
             return recorded.run(rounds, progress, announce=settings is None)
     finally:
         if isinstance(trainer, str):
-            close(training)
+            training.close()
         for rows in () if aggregator.table is None else aggregator.table.tables():
             rows.close()
 

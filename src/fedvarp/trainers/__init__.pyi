@@ -1,6 +1,11 @@
 from .auto import AutoTrainer as AutoTrainer
+from .auto import Candidate as Candidate
 from .base import ClientTrainer as ClientTrainer
 from .parallel import ParallelTrainer as ParallelTrainer
 from .ray import RayTrainer as RayTrainer
+from .registry import TRAINERS as TRAINERS
+from .registry import TrainerParts as TrainerParts
+from .registry import make_trainer as make_trainer
 from .sequential import SequentialTrainer as SequentialTrainer
 from .vectorised import VectorisedTrainer as VectorisedTrainer
+from .worker_pool import WorkerError as WorkerError

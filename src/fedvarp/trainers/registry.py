@@ -1,27 +1,25 @@
-"""Trainers by the names that settings use."""
+"""Trainers by the names that settings use; a trainer of one's own can be added."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
 import torch
 
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD, Loss
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.trainers.auto import AutoTrainer, Candidate
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.parallel import ParallelTrainer
+from fedvarp.trainers.ray import RayTrainer
 from fedvarp.trainers.sequential import SequentialTrainer
 from fedvarp.trainers.vectorised import VectorisedTrainer
-
-TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
-TRAINERS: Final[tuple[str, ...]] = get_args(TrainerName)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +36,7 @@ class TrainerParts:
         workers: Processes; None: one for each core.
         compile: Whether gradients are compiled.
         exact: Whether "auto" keeps to trainers with the plain loop's figures, bit for bit.
+        on_choice: Called with the name of the trainer that "auto" has chosen, and why.
     """
 
     dataset: FederatedDataset
@@ -49,6 +48,7 @@ class TrainerParts:
     workers: int | None = None
     compile: bool = False
     exact: bool = True
+    on_choice: Callable[[str, str], None] = lambda name, why: None
 
     @property
     def on_cpu(self) -> bool:
@@ -56,55 +56,36 @@ class TrainerParts:
         return all(part.device.type == "cpu" for part in self.model.module.parameters())
 
 
-def make_trainer(
-    name: str, parts: TrainerParts, on_choice: Callable[[str, str], None]
-) -> ClientTrainer:
-    """The trainer of that name.
+def make_trainer(name: str, parts: TrainerParts) -> ClientTrainer:
+    """Makes the trainer of a name.
 
     Args:
         name: One of `TRAINERS`.
         parts: What it is made from.
-        on_choice: Told what "auto" has chosen, and why.
+
+    Returns:
+        The trainer, to be closed after use.
+
+    Raises:
+        ValueError: There is no such trainer, or it cannot do what the parts ask for.
     """
     if name not in TRAINERS:
         raise ValueError(f"trainer={name!r} is none of {', '.join(TRAINERS)}.")
-    if parts.compile and name in ("vectorised", "ray"):
-        raise ValueError(
-            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
-        )
-    if name == "auto":
-        return _auto(parts, on_choice)
-    if name == "parallel":
-        return ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
-    if name == "vectorised":
-        return _vectorised(parts)
-    if name == "ray":
-        from fedvarp.trainers.ray import RayTrainer
-
-        return RayTrainer(
-            parts.dataset,
-            parts.model,
-            parts.loss,
-            parts.local_sgd,
-            parts.seed,
-            num_workers=parts.workers,
-        )
-    return _plain(parts)
+    return TRAINERS[name](parts)
 
 
-def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTrainer:
-    candidates = {"sequential": Candidate(_plain(parts))}
+def _auto(parts: TrainerParts) -> AutoTrainer:
+    candidates = {"sequential": Candidate(_sequential(parts))}
     not_tried = {}
     why_not = _why_not_shared(parts)
     if why_not is not None:
         not_tried["parallel"] = why_not
     else:
-        parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
         one_thread = torch.get_num_threads() == 1  # as in a worker
-        candidates["parallel"] = Candidate(parallel, exact=one_thread, for_long_rounds=True)
+        candidates["parallel"] = Candidate(_parallel(parts), exact=one_thread, for_long_rounds=True)
     if not parts.exact and not parts.compile:
         candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
-    return AutoTrainer(candidates, on_choice, not_tried)
+    return AutoTrainer(candidates, parts.on_choice, not_tried)
 
 
 def _why_not_shared(parts: TrainerParts) -> str | None:
@@ -124,12 +105,46 @@ def _why_not_shared(parts: TrainerParts) -> str | None:
     return None
 
 
-def _plain(parts: TrainerParts) -> SequentialTrainer:
+def _sequential(parts: TrainerParts) -> SequentialTrainer:
     compiled = CompiledGradient(parts.model, parts.loss) if parts.compile else None
     return SequentialTrainer(
         parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, compiled
     )
 
 
+def _parallel(parts: TrainerParts) -> ParallelTrainer:
+    return ParallelTrainer(_sequential(parts), parts.workers, parts.evaluator)
+
+
 def _vectorised(parts: TrainerParts) -> VectorisedTrainer:
+    _refuse_to_compile(parts, "vectorised")
     return VectorisedTrainer(parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed)
+
+
+def _ray(parts: TrainerParts) -> RayTrainer:
+    _refuse_to_compile(parts, "ray")
+    return RayTrainer(
+        parts.dataset,
+        parts.model,
+        parts.loss,
+        parts.local_sgd,
+        parts.seed,
+        num_workers=parts.workers,
+    )
+
+
+def _refuse_to_compile(parts: TrainerParts, name: str) -> None:
+    if parts.compile:
+        raise ValueError(
+            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
+        )
+
+
+TRAINERS: Final[dict[str, Callable[[TrainerParts], ClientTrainer]]] = {
+    "auto": _auto,
+    "sequential": _sequential,
+    "parallel": _parallel,
+    "vectorised": _vectorised,
+    "ray": _ray,
+}
+"""How each trainer is made. ``TRAINERS["mine"] = make_mine`` adds one of your own."""
