@@ -25,7 +25,7 @@ from fedvarp.trainers import ClientTrainer, SequentialTrainer
 
 
 @dataclass
-class Timed:
+class Timed(ClientTrainer):
     """A trainer with a watch."""
 
     trainer: ClientTrainer

@@ -8,10 +8,9 @@ from torch import Tensor
 from benchmarks.workload import Settings, Workload
 from fedvarp import stream
 from fedvarp.data import FederatedDataset, shakespeare
-from fedvarp.data.cifar10 import CHANNEL_MEAN, CHANNEL_STD
+from fedvarp.data.cifar10_dataset import CHANNEL_MEAN, CHANNEL_STD
 from fedvarp.data.cifar10_files import read_cifar10
-from fedvarp.data.errors import MissingDataError
-from fedvarp.data.locate import data_root
+from fedvarp.data.locate import MissingDataError, data_root
 from fedvarp.data.own_data import from_partition
 from fedvarp.data.partition import shards
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedvarp.data import DataError, cifar10
-from fedvarp.data.cifar10 import CHANNEL_MEAN, CHANNEL_STD, normalised
+from fedvarp.data.cifar10_dataset import CHANNEL_MEAN, CHANNEL_STD, normalised
 from fedvarp.data.cifar10_files import Cifar10Images, read_cifar10, unpickle_batch
 from fedvarp.randomness import stream
 

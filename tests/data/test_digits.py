@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedvarp.data import digits
-from fedvarp.data.digits import _images
+from fedvarp.data.digits_dataset import _images
 
 
 def test_a_hundred_clients_with_two_shards() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvarp.data import DataError, FederatedDataset, shakespeare
-from fedvarp.data.shakespeare import ALPHABET, encode, federated_roles
+from fedvarp.data.shakespeare_dataset import ALPHABET, encode, federated_roles
 from fedvarp.data.shakespeare_text import Play, Role, parse_plays, read_text, roles_of
 
 COLLECTED_WORKS = """\

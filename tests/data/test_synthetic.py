@@ -113,14 +113,14 @@ def test_extremes_of_clustering() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dim": 3}, "at least 4"),
+        ({"dim": 3}, "dim=3 .* 4"),
         ({"num_clusters": 3}, "20 clients do not form 3 clusters"),
-        ({"sigma_K2": 2.0}, "sigma_K2 <= sigma_g2"),
-        ({"sigma2": -1.0}, "not negative"),
+        ({"sigma_K2": 2.0}, "no more within clusters"),
+        ({"sigma2": -1.0}, "sigma2=-1.0 .* 0"),
         ({"num_clusters": 20}, "sigma_K2 = 0, not 0.1"),
         ({"num_clusters": 1}, "With one cluster sigma_K2 is sigma_g2"),
         ({"examples_per_client": 1}, "at least two"),
-        ({"strong_convexity": 2.0}, "in this order"),
+        ({"strong_convexity": 2.0}, "strong_convexity=2.0 .* exceed .* smoothness=1.0"),
     ],
 )
 def test_impossible_quadratics_are_explained(wrong: dict[str, float], message: str) -> None:
@@ -178,7 +178,19 @@ def test_each_client_depends_on_seed_and_number_alone() -> None:
     few, many = logistic(num_clients=3, seed=9), logistic(num_clients=6, seed=9)
     assert few.client(2)[0].equal(many.client(2)[0])
     assert not few.client(2)[0].equal(logistic(num_clients=3, seed=8).client(2)[0])
-    with pytest.raises(ValueError, match="variances"):
-        logistic(-1.0)
-    with pytest.raises(ValueError, match="test_fraction=1"):
-        logistic(test_fraction=1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"alpha": -1.0}, "alpha=-1.0 .* 0"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0 .* less than 1"),
+        ({"classes": 1}, "classes=1 .* 2"),
+        ({"num_clients": 0}, "num_clients=0 .* 1"),
+    ],
+)
+def test_logistic_arguments_out_of_bounds_are_refused(
+    wrong: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        logistic(**wrong)  # type: ignore[arg-type]

@@ -21,9 +21,9 @@ from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
 from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
-from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
+from fedvarp.trainers import AutoTrainer, ClientTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.registry import TrainerParts, make_trainer
+from fedvarp.trainers.makers import TrainerParts, make_trainer
 
 CLIENTS = torch.arange(3)
 Change = Callable[[RoundUpdates], RoundUpdates]
@@ -44,7 +44,7 @@ def parts(**changes: Any) -> TrainerParts:
 
 
 def tried(**changes: Any) -> tuple[set[str], set[str]]:
-    trainer = make_trainer("auto", parts(**changes), lambda name, why: None)
+    trainer = make_trainer("auto", parts(**changes))
     assert isinstance(trainer, AutoTrainer)
     return set(trainer.candidates), set(trainer.not_tried)
 
@@ -66,14 +66,14 @@ def test_who_is_tried(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     torch.set_num_threads(2)  # other sums than a worker's
     assert tried() == ({"sequential"}, {"parallel"})
     assert tried(exact=False) == (everybody, set())
-    trainer = make_trainer("auto", parts(exact=False), lambda name, why: None)
+    trainer = make_trainer("auto", parts(exact=False))
     assert isinstance(trainer, AutoTrainer)
     assert not trainer.candidates["parallel"].exact
 
 
 def test_what_the_candidates_promise() -> None:
     given = parts(exact=False)
-    trainer = make_trainer("auto", given, lambda name, why: None)
+    trainer = make_trainer("auto", given)
     assert isinstance(trainer, AutoTrainer)
     promises = {name: (c.exact, c.for_long_rounds) for name, c in trainer.candidates.items()}
     assert promises == {
@@ -81,7 +81,7 @@ def test_what_the_candidates_promise() -> None:
         "parallel": (True, True),
         "vectorised": (False, False),
     }
-    for parallel in (trainer.candidates["parallel"].trainer, make_trainer("parallel", given, None)):  # type: ignore[arg-type]
+    for parallel in (trainer.candidates["parallel"].trainer, make_trainer("parallel", given)):
         assert isinstance(parallel, ParallelTrainer)
         assert parallel.evaluator is given.evaluator
         assert parallel.workers == 2
@@ -90,10 +90,10 @@ def test_what_the_candidates_promise() -> None:
 @pytest.mark.parametrize("name", ["vectorised", "ray"])
 def test_who_cannot_compile(name: str) -> None:
     with pytest.raises(ValueError, match=f"not '{name}'"):
-        make_trainer(name, parts(compile=True), lambda name, why: None)
+        make_trainer(name, parts(compile=True))
 
 
-class Changed:
+class Changed(ClientTrainer):
     """The plain loop's updates, changed."""
 
     def __init__(self, plain: SequentialTrainer, change: Change) -> None:

@@ -19,7 +19,13 @@ from fedvarp.cli.errors import sentence
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.clients.sampling import Cohort
 from fedvarp.data import FederatedDataset
-from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer, VectorisedTrainer
+from fedvarp.trainers import (
+    AutoTrainer,
+    ClientTrainer,
+    ParallelTrainer,
+    SequentialTrainer,
+    VectorisedTrainer,
+)
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 
@@ -234,7 +240,7 @@ def test_auto_does_not_judge_by_rounds_of_nobody() -> None:
     module, tried, chosen = seeded(linear), [], []
     plain = SequentialTrainer(dataset(), FlatModel(module), cross_entropy, SGD, seed=0)
 
-    class Noting:
+    class Noting(ClientTrainer):
         def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> Any:
             tried.append(round)
             return plain.train(broadcast, clients, round)

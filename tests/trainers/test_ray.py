@@ -23,7 +23,7 @@ import training_on_ray
 from fedvarp import Broadcast, FlatModel, LocalSGD
 from fedvarp.data import digits
 from fedvarp.trainers import SequentialTrainer
-from fedvarp.trainers.ray import RayTrainer, combined
+from fedvarp.trainers.ray import RayTrainer, combine
 from fedvarp.trainers.ray_cluster import connect
 
 LOCAL = LocalSGD(lr=0.1, batch_size=5, epochs=1)
@@ -112,12 +112,12 @@ def test_updates_of_single_clients_are_those_of_the_round() -> None:
     broadcast = Broadcast(0, clients, model.vector(), None)
     whole = trainer.train(broadcast, clients, 3)
     singles = [trainer.train(broadcast, clients[m : m + 1], 3) for m in range(3)]
-    parts = combined(singles, broadcast.w)
+    parts = combine(singles, broadcast.w)
     for name in ("clients", "deltas", "num_steps", "num_examples"):
         assert getattr(parts, name).equal(getattr(whole, name)), name
     assert parts.scale == whole.scale
     assert parts.losses == whole.losses
-    nobody = combined([], broadcast.w)
+    nobody = combine([], broadcast.w)
     assert nobody.deltas.shape == (0, 650)
     assert nobody.clients.dtype == torch.int64
     assert nobody.scale == 1.0

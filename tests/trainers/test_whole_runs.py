@@ -31,12 +31,13 @@ from fedvarp.models import LogisticRegression, initialised
 from fedvarp.runs.directory import RunDirectory, RunError
 from fedvarp.trainers import (
     AutoTrainer,
+    ClientTrainer,
     ParallelTrainer,
     SequentialTrainer,
     VectorisedTrainer,
 )
 from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.registry import TrainerParts, make_trainer
+from fedvarp.trainers.makers import TrainerParts, make_trainer
 from fedvarp.trainers.sequential import gather
 
 
@@ -199,7 +200,7 @@ def test_no_process_is_left_after_a_run(some_digits: FederatedDataset) -> None:
     assert multiprocessing.active_children() == []
 
 
-class Slow:
+class Slow(ClientTrainer):
     """The plain loop's updates, late."""
 
     def __init__(self, plain: SequentialTrainer, seconds: float, wrong: bool = False) -> None:
@@ -257,7 +258,7 @@ def test_auto_does_not_share_short_rounds(some_digits: FederatedDataset) -> None
     assert "too short" in told[0][1]
 
 
-class Instant:
+class Instant(ClientTrainer):
     """Nobody answers, at once."""
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
@@ -312,9 +313,9 @@ def test_a_resumed_run_has_the_workers_auto_had(
     )
     made: list[tuple[str, int | None]] = []
 
-    def noting(name: str, parts: TrainerParts, on_choice: Any) -> Any:
+    def noting(name: str, parts: TrainerParts) -> Any:
         made.append((name, parts.workers))
-        return make_trainer(name, parts, on_choice)
+        return make_trainer(name, parts)
 
     monkeypatch.setattr("fedvarp.simulation.simulate.make_trainer", noting)
     run(some_digits, trainer="auto", out=tmp_path, resume=True)

@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from fedvarp.processes import signal_when_orphaned
-from fedvarp.trainers.shared_memory import Board
+from fedvarp.trainers.shared_memory import SharedRound
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 
 PATIENCE = 30.0  # seconds that a process may take to go
 
 
-def board(slots: int = 4) -> Board:
-    return Board.sized(slots, torch.zeros(1), {}, parts=0, scores=1)
+def board(slots: int = 4) -> SharedRound:
+    return SharedRound.allocate(slots, torch.zeros(1), {}, parts=0, scores=1)
 
 
 def pool(work: Callable[[Task], None], workers: int = 2) -> WorkerPool:

@@ -77,9 +77,11 @@ def test_the_longest_client_comes_first_and_the_evaluation_last(
 ) -> None:
     work = plain(note)
     clients = torch.tensor([3, 2, 0])  # 4, 12 and 7 examples
-    with ParallelTrainer(work, 1, evaluator_of(work)) as trainer:
+    evaluator = evaluator_of(work)
+    with ParallelTrainer(work, 1, evaluator) as trainer:
         sent = sent_by(work, clients)
-        figures = trainer.evaluation(sent.w, {})
+        figures = trainer.evaluation(evaluator, sent.w, {})
+        assert figures is not None
         trainer.train(sent, clients, 0)
         assert loaded() == [2, 0, 3, 0, 1, 2, 3, 4]
         assert figures() == evaluator_of(plain()).evaluate(sent.w, {})
@@ -103,7 +105,9 @@ def test_an_evaluation_is_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 
         evaluator = Noting(work.dataset, work.model, work.loss)
         with ParallelTrainer(work, 2, evaluator) as trainer:
-            trainer.evaluation(sent.w, {})()
+            figures = trainer.evaluation(evaluator, sent.w, {})
+            assert figures is not None
+            figures()
         assert sorted(map(int, sizes.read_text().split()), reverse=True) == expected
 
 
@@ -112,8 +116,9 @@ def test_an_evaluation_belongs_to_its_model() -> None:
     clients = torch.arange(2)
     sent = sent_by(work, clients)
     moved = dataclasses.replace(sent, w=sent.w + 1)
-    with ParallelTrainer(work, 1, evaluator_of(work)) as trainer:
-        trainer.evaluation(sent.w, {})
+    evaluator = evaluator_of(work)
+    with ParallelTrainer(work, 1, evaluator) as trainer:
+        trainer.evaluation(evaluator, sent.w, {})
         with pytest.raises(RuntimeError, match="never asked for"):
             trainer.train(moved, clients, 0)
         trainer.close()  # which forgets it
@@ -121,10 +126,11 @@ def test_an_evaluation_belongs_to_its_model() -> None:
         assert torch.equal(trainer.train(moved, clients, 0).deltas, expected.deltas)
 
 
-def test_without_an_evaluator_it_says_so() -> None:
+def test_only_the_evaluator_it_was_made_with_can_run_beside_training() -> None:
     work = plain()
-    with pytest.raises(ValueError, match="without an evaluator"):
-        ParallelTrainer(work, 1).evaluation(work.model.vector(), {})
+    others = evaluator_of(work)
+    for own in (None, evaluator_of(work)):
+        assert ParallelTrainer(work, 1, own).evaluation(others, work.model.vector(), {}) is None
 
 
 def test_corrections_of_an_earlier_round_are_gone() -> None:

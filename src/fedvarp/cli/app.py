@@ -259,8 +259,8 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
     asked = "".join(f" --set {override}" for override in overrides)
     return (
         f"{run} is finished: in round {done} it reached evaluation.target_accuracy="
-        f"{settings.evaluation.target_accuracy}, so nothing was done. To train longer, without a target or "
-        f"up to a higher one: {again}{asked} --set evaluation.target_accuracy=none"
+        f"{settings.evaluation.target_accuracy}, so nothing was done. To train longer, without a "
+        f"target or up to a higher one: {again}{asked} --set evaluation.target_accuracy=none"
     )
 
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedvarp.data import DataError, FederatedDataset, cifar10, download, shakespeare
-from fedvarp.data.errors import MissingDataError
-from fedvarp.data.locate import DATA_VARIABLE
+from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
 
 
 def fetch_and_verify(name: str, data_dir: Path | None, show: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +41,7 @@ class Clusters:
 
 
 def clusters_by_name(
-    name: Tensor | str | None, every: int | None, dataset: FederatedDataset
+    name: Sequence[int] | str | None, every: int | None, dataset: FederatedDataset
 ) -> Clusters:
     """What "own", "labels", "auto:K", "auto:K:updates" or a tensor stand for; None is "own"."""
     is_auto = isinstance(name, str) and name.startswith("auto:")
@@ -52,7 +53,9 @@ def clusters_by_name(
     if name is None or (isinstance(name, str) and name == "own"):
         return Clusters(dataset.cluster_of)
     if not isinstance(name, str):
-        return Clusters(name)
+        import torch
+
+        return Clusters(torch.as_tensor(name))
     if not re.match(CLUSTERS_PATTERN, name):
         raise ValueError(
             f'No clusters are called {name!r}; there are "own", "labels", "auto:K" and '

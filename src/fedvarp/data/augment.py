@@ -14,13 +14,25 @@ class RandomCropAndFlip:
 
     One gather does the crop and the flip of all images. What comes in from outside the image has
     the colour ``fill``: black in the units of the batch, which for normalised images is not zero.
+
+    Attributes:
+        fill: The colour outside the image, one value for each channel.
+        padding: How far an image is shifted at most, in pixels.
     """
 
-    fill: tuple[float, ...]  # one value a channel
+    fill: tuple[float, ...]
     padding: int = 4
 
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w), like x
-        """Each image cropped and mirrored in its own way."""
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Crops and mirrors each image in its own way.
+
+        Args:
+            x: (n, c, h, w), the images.
+            generator: Draws the shifts and who is mirrored.
+
+        Returns:
+            (n, c, h, w), new images.
+        """
         n, c, h, w = x.shape
         p = self.padding
         fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).view(1, c, 1, 1)

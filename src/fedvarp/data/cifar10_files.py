@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvarp.data.errors import DataError
+from fedvarp.data.federated_dataset import DataError
 from fedvarp.data.locate import first_existing
 
 FOLDER: Final = "cifar-10-batches-py"
@@ -59,6 +59,9 @@ def read_cifar10(root: Path, md5: Mapping[str, str] = OFFICIAL_MD5) -> Cifar10Im
         root: A folder or an archive. An archive is read as it is, in one pass, not extracted.
         md5: The checksum of each file inside; the outer archive's own does not matter.
 
+    Returns:
+        All training and test images with their labels.
+
     Raises:
         DataError: Nothing is there, or it is incomplete, damaged, or not the official data.
     """
@@ -91,7 +94,18 @@ def read_cifar10(root: Path, md5: Mapping[str, str] = OFFICIAL_MD5) -> Cifar10Im
 
 
 def unpickle_batch(raw: bytes, whose: str) -> dict[bytes, Any]:
-    """Unpickles a dictionary of lists, bytes, numbers and NumPy arrays, and nothing else."""
+    """Unpickles a dictionary of lists, bytes, numbers and NumPy arrays, and nothing else.
+
+    Args:
+        raw: The pickle.
+        whose: What it is, for messages.
+
+    Returns:
+        The dictionary.
+
+    Raises:
+        DataError: The pickle is broken, asks for anything else, or holds something else.
+    """
     try:
         content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a broken pickle may raise anything

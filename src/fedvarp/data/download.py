@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from fedvarp.data.errors import DataError
+from fedvarp.data.federated_dataset import DataError
 from fedvarp.version import __version__
 
 Verify = Callable[[Path], None]  # raises DataError if the file is not what was wanted
@@ -46,7 +46,18 @@ _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def download_cifar10(folder: str | os.PathLike[str], *, progress: Progress | None = None) -> Path:
-    """Downloads the CIFAR-10 python batches (170 MB) for `fedvarp.data.cifar10`."""
+    """Downloads the CIFAR-10 python batches (170 MB) for `fedvarp.data.cifar10`.
+
+    Args:
+        folder: Where the archive is put.
+        progress: Called with the bytes so far and the bytes in all.
+
+    Returns:
+        The archive.
+
+    Raises:
+        DataError: It cannot be had, is not the right one, or the disk is full.
+    """
     target = Path(folder) / "cifar-10-python.tar.gz"
     return fetch(CIFAR10_URL, target, verify=has_md5(CIFAR10_MD5), progress=progress)
 
@@ -58,6 +69,16 @@ def download_shakespeare(
 
     The text is not in the public domain: (c) World Library, Inc., free for personal use only, and
     not to be distributed or used commercially.
+
+    Args:
+        folder: Where the text is put, in a folder of its own.
+        progress: Called with the bytes so far and the bytes in all.
+
+    Returns:
+        The archive with the text.
+
+    Raises:
+        DataError: It cannot be had, is not the right one, or the disk is full.
     """
     target = Path(folder) / "shakespeare" / "1994-01-100.zip"
     return fetch(SHAKESPEARE_URL, target, verify=is_sound_zip, progress=progress)
@@ -89,6 +110,7 @@ def fetch(
 
     Raises:
         DataError: The file cannot be had, is not the right one, or the disk is full.
+        ValueError: The address is none of http or https.
     """
     if urlsplit(url).scheme not in ("https", "http"):
         raise ValueError(f"{url!r} is not an http or https address.")
@@ -115,7 +137,14 @@ def fetch(
 
 
 def has_md5(expected: str) -> Verify:
-    """A check that a file has this md5."""
+    """Makes a check that a file has a certain md5.
+
+    Args:
+        expected: The md5 in hexadecimal digits.
+
+    Returns:
+        A function that raises DataError unless the file at a path has it.
+    """
 
     def verify(path: Path) -> None:
         with path.open("rb") as file:
@@ -130,7 +159,14 @@ def has_md5(expected: str) -> Verify:
 
 
 def is_sound_zip(path: Path) -> None:
-    """A check that every file of a zip archive has the CRC recorded for it."""
+    """Checks that every file of a zip archive has the CRC recorded for it.
+
+    Args:
+        path: The archive.
+
+    Raises:
+        DataError: It is none, or damaged.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

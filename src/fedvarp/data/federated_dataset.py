@@ -22,10 +22,14 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fedvarp.data.errors import DataError
+Examples = tuple[Tensor, Tensor]
+"""x (n, ...) and y (n, ...), ready for the model and the loss."""
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+"""Changes a batch of training inputs at random, drawing from the generator."""
 
-Examples = tuple[Tensor, Tensor]  # x (n, ...), y (n, ...): ready for the model and the loss
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]  # a batch of x -> a batch of x
+
+class DataError(Exception):
+    """A file or a client's data cannot be used; the message says what to do about it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -44,6 +48,9 @@ class FederatedDataset:
         cluster_names: One name a cluster.
         augment: Random changes to a batch of training inputs, drawn from the given generator.
         num_classes: For classification, the number of labels.
+
+    Raises:
+        ValueError: The attributes do not fit together, or a client has no examples.
     """
 
     load: Callable[[int], Examples]
@@ -84,7 +91,13 @@ class FederatedDataset:
         return None if self.cluster_of is None else int(self.cluster_of.max()) + 1
 
     def client(self, i: int) -> Examples:
-        """The training examples of client i: x (n, ...) and y (n, ...), with n at least 1.
+        """Loads the training examples of a client.
+
+        Args:
+            i: The client's number, from 0.
+
+        Returns:
+            x (n, ...) and y (n, ...), with n at least 1.
 
         Raises:
             IndexError: There is no such client.
@@ -100,11 +113,25 @@ class FederatedDataset:
         _check_examples(examples, f"Client {i} ({self.client_names[i]})")
         return examples
 
-    def fingerprint(self) -> str:
-        """Changes with the sizes, the clusters, the first and last client's examples or the test's.
+    def largest_first(self, clients: Sequence[int]) -> list[int]:
+        """Sorts clients by their number of examples, so that no long one is trained last.
 
-        Tells a resumed run that its data is no longer the data it began with, at the cost of
-        loading two clients.
+        Args:
+            clients: Some clients.
+
+        Returns:
+            The same clients, the largest first and equal ones in the order given; all in the order
+            given where the numbers are not known.
+        """
+        sizes = self.num_examples
+        return sorted(clients, key=lambda i: 0 if sizes is None else -int(sizes[i]))
+
+    def fingerprint(self) -> str:
+        """Sums the data up, so that a resumed run notices if it is no longer the same.
+
+        Returns:
+            A text that changes with the sizes, the clusters, the test set, and the examples of the
+            first and the last client, which are loaded.
         """
         digest = hashlib.sha256(str(self.num_clients).encode())
         parts = [self.num_examples, self.cluster_of, *(self.test or ())]

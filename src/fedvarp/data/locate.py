@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
-from fedvarp.data.errors import MissingDataError
+from fedvarp.data.federated_dataset import DataError
 
-DATA_VARIABLE = "FEDVARP_DATA"
+DATA_VARIABLE: Final = "FEDVARP_DATA"
+"""The environment variable that names the folder with the data files."""
+
+
+class MissingDataError(DataError):
+    """There is no such file: the one case in which a download helps."""
 
 
 def data_root(root: str | os.PathLike[str] | None, *, download: str) -> Path:
-    """The given folder (or file), else the folder of FEDVARP_DATA; it must exist.
+    """Finds the folder with the data files: the given one, else that of FEDVARP_DATA.
 
     Args:
-        root: What the caller was given; None to look at the environment.
+        root: A folder or a file; None to look at the environment.
         download: The function of `fedvarp.data.download` that would fetch this data set.
+
+    Returns:
+        A path that exists.
+
+    Raises:
+        MissingDataError: No folder was named, or it does not exist.
     """
     chosen = root if root is not None else os.environ.get(DATA_VARIABLE)
     way_out = f"fedvarp.data.download.{download}(folder) downloads the data into a folder."
@@ -32,7 +44,19 @@ def data_root(root: str | os.PathLike[str] | None, *, download: str) -> Path:
 
 
 def first_existing(root: Path, candidates: tuple[str, ...], *, download: str) -> Path:
-    """The first of the candidates that exists under root; root itself if it is a file."""
+    """Finds the first of several files in a folder.
+
+    Args:
+        root: The folder; or the file itself, which is then taken whatever its name.
+        candidates: Names of files or folders, the preferred first.
+        download: The function of `fedvarp.data.download` that would fetch this data set.
+
+    Returns:
+        A path that exists.
+
+    Raises:
+        MissingDataError: The folder holds none of them.
+    """
     if root.is_file():
         return root
     for name in candidates:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fedvarp.data.errors import DataError
-from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
+from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
 
 if TYPE_CHECKING:
     import datasets
@@ -40,7 +39,20 @@ class About(TypedDict, total=False):
 def from_tensors(
     clients: Sequence[Examples], *, test: Examples | None = None, **about: Unpack[About]
 ) -> FederatedDataset:
-    """Clients that are held in memory, each as its own pair of tensors (x, y)."""
+    """Makes clients of pairs of tensors that are held in memory.
+
+    Args:
+        clients: One pair (x, y) for each client.
+        test: Held-out examples.
+        **about: What else can be said of the clients; see `FederatedDataset`.
+
+    Returns:
+        The clients in the order given.
+
+    Raises:
+        ValueError: What is said of the clients does not fit together, or one has no examples.
+        DataError: A pair is none of two tensors with one row an example.
+    """
     data = FederatedDataset(
         load=tuple(clients).__getitem__,
         num_clients=len(clients),
@@ -62,16 +74,22 @@ def from_partition(
     test: Examples | None = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
-    """Clients that are rows of two big tensors; `fedvarp.data.partition` makes such partitions.
+    """Makes clients of the rows of two big tensors.
 
     Args:
         x: All inputs, in whatever compact form they are stored.
         y: All targets.
-        partition: The rows of each client.
+        partition: The rows of each client; `fedvarp.data.partition` makes such partitions.
         prepare: Turns the gathered rows of x into what the model takes (say, uint8 into scaled
             floats), so that only one client at a time is held in that larger form.
         test: Held-out examples, already prepared.
-        **about: See `About`.
+        **about: What else can be said of the clients; see `FederatedDataset`.
+
+    Returns:
+        The clients in the order given.
+
+    Raises:
+        ValueError: x and y do not pair up, or a client is given rows that do not exist, or none.
     """
     if len(x) != len(y):
         raise ValueError(f"{len(x)} inputs x but {len(y)} targets y: they must pair up.")
@@ -92,10 +110,22 @@ def from_indices(
     test: Examples | None = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
-    """Clients that are items of a map-style torch data set of (input, target) pairs.
+    """Makes clients of the items of a map-style torch data set of (input, target) pairs.
 
     The items of a client are fetched and stacked each time it is asked for, so transforms of the
     data set apply and nothing stays in memory.
+
+    Args:
+        dataset: The data set.
+        indices: The items of each client.
+        test: Held-out examples.
+        **about: What else can be said of the clients; see `FederatedDataset`.
+
+    Returns:
+        The clients in the order given.
+
+    Raises:
+        ValueError: A client is given items that do not exist, or none.
     """
     items = _IndexLists.checked(indices, len(cast(Sized, dataset)))
     return FederatedDataset(
@@ -115,7 +145,21 @@ def from_function(
     test: Examples | None = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
-    """Clients that do not fit in memory: ``load(i)`` reads or makes client i each time."""
+    """Makes clients that need not fit in memory: each is loaded when it is asked for.
+
+    Args:
+        load: Reads or makes the examples of a client, given its number.
+        num_clients: N.
+        num_examples: (N,) int64, how many examples each client has, if that is known.
+        test: Held-out examples.
+        **about: What else can be said of the clients; see `FederatedDataset`.
+
+    Returns:
+        Clients 0 to N-1.
+
+    Raises:
+        ValueError: What is said of the clients does not fit together.
+    """
     return FederatedDataset(
         load=load, num_clients=num_clients, num_examples=num_examples, test=test, **about
     )
@@ -130,7 +174,7 @@ def from_hugging_face(
     test: datasets.Dataset | None = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
-    """Clients that are Hugging Face ``datasets.Dataset`` objects, as their partitioners make them.
+    """Makes clients of Hugging Face ``datasets.Dataset`` objects, as their partitioners give them.
 
     Args:
         partitions: One data set a client.
@@ -138,7 +182,14 @@ def from_hugging_face(
         label: The column of targets.
         prepare: Turns the inputs into what the model takes: images, for instance, come as uint8.
         test: A data set with the same columns.
-        **about: See `About`.
+        **about: What else can be said of the clients; see `FederatedDataset`.
+
+    Returns:
+        The clients in the order given.
+
+    Raises:
+        ValueError: A data set lacks a column or a length.
+        DataError: A column of the test set does not form one tensor.
     """
     load_one = _Columns(features, label, prepare)
     for i, partition in enumerate(partitions):

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from fedvarp.randomness import stream
 
-Partition = list[Tensor]  # per client, the rows of its examples, int64
+Partition = list[Tensor]
+"""The rows of each client's examples, int64."""
 PartitionName = Literal["shards", "dirichlet", "iid"]
+"""The functions of this module that `split` knows."""
 
 # Under Dirichlet(0.1) nearly every client has a label set of its own; the labels that make up most
 # of its data are what it shares with others.
@@ -43,6 +45,18 @@ def shards(
     """Sorts by label, cuts into equal shards, deals each client some of them at random.
 
     The split of McMahan et al. (2017) and of the paper: 500 shards of 100, two a client.
+
+    Args:
+        labels: (n,) the label of each example.
+        num_clients: N.
+        shards_per_client: How many shards a client gets.
+        seed: Keys who gets which.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ValueError: The examples cannot be cut into so many equal shards.
     """
     _check_counts(labels, num_clients)
     num_shards = num_clients * shards_per_client
@@ -60,6 +74,18 @@ def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) 
     label has run out, from the labels that are left in the proportions of q_i. Clients take their
     turn in random order, so that it is not the last ids who get the leftovers. alpha is the
     concentration of each label (not divided by their number). Sizes differ by at most one.
+
+    Args:
+        labels: (n,) the label of each example.
+        num_clients: N.
+        alpha: The smaller, the fewer labels a client has.
+        seed: Keys the mixes and the draws from them.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ValueError: There are fewer examples than clients, or alpha is not positive.
     """
     _check_counts(labels, num_clients)
     if not 0 < alpha < np.inf:
@@ -85,20 +111,38 @@ def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) 
 
 
 def iid(labels: Tensor, *, num_clients: int, seed: int = 0) -> Partition:
-    """Shuffles and cuts into parts whose sizes differ by at most one; labels play no part."""
+    """Shuffles and cuts into parts whose sizes differ by at most one; labels play no part.
+
+    Args:
+        labels: (n,) the label of each example.
+        num_clients: N.
+        seed: Keys the shuffle.
+
+    Returns:
+        The rows of each client.
+
+    Raises:
+        ValueError: There are fewer examples than clients.
+    """
     _check_counts(labels, num_clients)
     shuffled = torch.randperm(len(labels), generator=stream(seed, "iid"))
     return list(shuffled.tensor_split(num_clients))
 
 
 def clusters_by_labels(labels: Tensor, partition: Partition, coverage: float = 1.0) -> Clusters:
-    """Clients with the same labels form a cluster.
+    """Groups clients with the same labels.
 
     Args:
-        labels: The label of each example.
+        labels: (n,) the label of each example.
         partition: The rows of each client.
         coverage: 1 compares whole label sets (the paper's clusters). Below 1, each client is known
             by the fewest of its most frequent labels that hold this share of its examples.
+
+    Returns:
+        The cluster of each client, and the labels of each cluster.
+
+    Raises:
+        ValueError: The coverage is no share above 0.
     """
     if not 0 < coverage <= 1:
         raise ValueError(f"coverage={coverage}: a share of the examples lies in (0, 1].")
@@ -113,22 +157,46 @@ def split(
     how: PartitionName,
     *,
     num_clients: int,
-    shards_per_client: int,
-    alpha: float,
+    shards_per_client: int | None = None,
+    alpha: float | None = None,
     seed: int,
 ) -> tuple[Partition, Clusters]:
-    """A partition by name, with its natural clusters.
+    """Splits examples by the name of a partition, and finds its natural clusters.
 
     Shards: clients with the same label set. Dirichlet: clients with the same labels in the majority
     (the fewest labels that make up half of the client's data). IID: one cluster, for all are alike.
+
+    Args:
+        labels: (n,) the label of each example.
+        how: The name of the partition.
+        num_clients: N.
+        shards_per_client: As in `shards`, which alone takes it; 2 unless given.
+        alpha: As in `dirichlet`, which alone takes it; 0.1 unless given.
+        seed: Keys the split.
+
+    Returns:
+        The rows of each client, and the clusters.
+
+    Raises:
+        ValueError: There is no such partition, it cannot be made of these examples, or it has no
+            use for what was given.
     """
+    for name, value, user in (
+        ("shards_per_client", shards_per_client, "shards"),
+        ("alpha", alpha, "dirichlet"),
+    ):
+        if value is not None and how != user:
+            raise ValueError(
+                f'{name} = {value} has no effect with partition = "{how}": leave it out, or choose '
+                f'partition = "{user}", which uses it.'
+            )
     if how == "shards":
         parts = shards(
-            labels, num_clients=num_clients, shards_per_client=shards_per_client, seed=seed
+            labels, num_clients=num_clients, shards_per_client=shards_per_client or 2, seed=seed
         )
         return parts, clusters_by_labels(labels, parts)
     if how == "dirichlet":
-        parts = dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
+        parts = dirichlet(labels, num_clients=num_clients, alpha=alpha or 0.1, seed=seed)
         return parts, clusters_by_labels(labels, parts, coverage=_MAIN_LABELS)
     if how == "iid":
         parts = iid(labels, num_clients=num_clients, seed=seed)

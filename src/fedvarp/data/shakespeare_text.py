@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedvarp.data.errors import DataError
+from fedvarp.data.federated_dataset import DataError
 
 _BYLINE: Final = "by William Shakespeare"
 _LAST_LINE: Final = 124_195  # of the plays, counted from the second line of the file
@@ -45,7 +45,17 @@ class Role:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or of the one text file in a zip archive."""
+    """Reads a text file, or the one text file in a zip archive.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its text.
+
+    Raises:
+        DataError: The archive is damaged, or holds no text.
+    """
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -67,6 +77,15 @@ def parse_plays(text: str) -> list[Play]:
     A byline opens a work. A role is named at the start of a line, indented by two; lines indented
     by four or more go on with the speech; other lines are dropped and do not end it. The Comedy of
     Errors is not indented at all: there every line goes on, until an act or a "<" notice.
+
+    Args:
+        text: The collected works.
+
+    Returns:
+        The plays in their order.
+
+    Raises:
+        DataError: There are no bylines, or no title above one.
     """
     lines = text.splitlines()[1:]
     bylines = [i for i, line in enumerate(lines) if _BYLINE in line]
@@ -99,10 +118,16 @@ def parse_plays(text: str) -> list[Play]:
 
 
 def roles_of(plays: list[Play]) -> list[Role]:
-    """The roles with at least three lines, each with its text as LEAF joins it.
+    """Lists the roles with at least three lines, each with its text as LEAF joins it.
 
     Lines are joined by spaces and runs of spaces collapsed. LEAF ends each line with a line break
     before it joins them, which leaves one space at the end; without it the counts do not match.
+
+    Args:
+        plays: The plays.
+
+    Returns:
+        The roles, play by play.
     """
     return [
         Role(play.title, name, re.sub("  +", " ", " ".join([*lines, ""])))
@@ -113,7 +138,15 @@ def roles_of(plays: list[Play]) -> list[Role]:
 
 
 def check_edition(plays: list[Play], source: Path) -> None:
-    """Refuses a text that does not give the plays and roles LEAF finds."""
+    """Refuses a text that does not give the plays and roles LEAF finds.
+
+    Args:
+        plays: What was found.
+        source: Where, for the message.
+
+    Raises:
+        DataError: The counts are not LEAF's.
+    """
     found = len(plays), sum(len(play.lines_of) for play in plays)
     if found != (36, 1301):
         raise DataError(

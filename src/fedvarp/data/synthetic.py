@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.data.own_data import from_tensors
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count, NotNegative, Positive, Seed
+from fedvarp.settings.checked import checked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -41,58 +45,83 @@ class Quadratics(FederatedDataset):
         return float(self.curvature.max())
 
     def batch_noise(self, batch_size: int) -> float:
-        """E‖∇f_i(w; batch) − ∇f_i(w)‖² for a batch drawn without replacement, as LocalSGD does."""
+        """Computes E‖∇f_i(w; batch) − ∇f_i(w)‖² for batches drawn as LocalSGD draws them.
+
+        Args:
+            batch_size: Examples in a batch, drawn without replacement.
+
+        Returns:
+            The variance, the same at every w and client.
+
+        Raises:
+            ValueError: A client has fewer examples than that.
+        """
         n = len(self.client(0)[0])  # all clients are of one size
         if not 1 <= batch_size <= n:
             raise ValueError(f"batch_size={batch_size}: the clients have {n} examples each.")
         return self.sigma2 / batch_size * (n - batch_size) / max(n - 1, 1)
 
     def suboptimality(self, w: Tensor) -> float:
-        """f(w) − min f."""
+        """Computes f(w) − min f.
+
+        Args:
+            w: (d,).
+
+        Returns:
+            The difference, in double precision.
+        """
         offset = w.double() - self.optimum.double()
         return float(0.5 * (self.curvature.double() * offset.square()).sum())
 
 
+@checked
 def quadratics(
-    num_clients: int = 20,
-    dim: int = 10,
+    num_clients: Count = 20,
+    dim: Annotated[int, Field(ge=4)] = 10,
     *,
-    num_clusters: int = 5,
-    sigma2: float = 1.0,
-    sigma_g2: float = 1.0,
-    sigma_K2: float = 0.1,
-    smoothness: float = 1.0,
-    strong_convexity: float = 0.1,
-    examples_per_client: int = 10,
-    seed: int = 0,
+    num_clusters: Count = 5,
+    sigma2: NotNegative = 1.0,
+    sigma_g2: NotNegative = 1.0,
+    sigma_K2: NotNegative = 0.1,
+    smoothness: Positive = 1.0,
+    strong_convexity: Positive = 0.1,
+    examples_per_client: Count = 10,
+    seed: Seed = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Quadratics:
-    """A problem with exactly these constants.
+    """Makes clients with quadratic losses that have exactly these constants.
 
     With gradient offsets g_i = ∇f_i − ∇f split into one part a cluster and one part a client, the
     two parts lie in orthogonal planes, evenly spaced on circles of radius √(σ_g² − σ_K²) and σ_K:
     they average to zero, and every client attains the bounds.
 
     Args:
-        num_clients: N, a multiple of ``num_clusters``.
-        dim: d, at least 4.
-        num_clusters: K.
-        sigma2: Variance of the gradient at a single example.
-        sigma_g2: Heterogeneity of the clients.
-        sigma_K2: Heterogeneity within a cluster: 0 if a cluster has one client, σ_g² if K = 1.
-        smoothness: L. Curvatures are spaced evenly on a log scale from ``strong_convexity`` to L.
+        num_clients: How many clients there are, a multiple of num_clusters.
+        dim: How many numbers w has; clusters and clients need a plane each, so at least 4.
+        num_clusters: How many clusters of equal size the clients form.
+        sigma2: The variance σ² of the gradient at a single example.
+        sigma_g2: The heterogeneity σ_g² of the clients.
+        sigma_K2: The heterogeneity σ_K² within a cluster: 0 if a cluster has one client, sigma_g2
+            if there is one cluster.
+        smoothness: The largest curvature L; the others are spaced evenly on a log scale.
         strong_convexity: The smallest curvature.
-        examples_per_client: The finite sum behind each f_i; at least 2 unless ``sigma2`` is 0.
+        examples_per_client: How many examples each client has; at least 2 unless sigma2 is 0.
         seed: Keys all draws.
-        dtype: Of the examples.
+        dtype: The type of the examples.
+
+    Returns:
+        The clients with their constants.
+
+    Raises:
+        ValueError: An argument is out of bounds, or no problem has these constants together.
     """
     clients_per_cluster = _check_quadratics(
-        num_clients, dim, num_clusters, sigma2, sigma_g2, sigma_K2, examples_per_client
+        num_clients, num_clusters, sigma2, sigma_g2, sigma_K2, examples_per_client
     )
-    if not 0 < strong_convexity <= smoothness:
+    if strong_convexity > smoothness:
         raise ValueError(
-            f"Curvatures from strong_convexity={strong_convexity} to smoothness={smoothness} must "
-            "be positive and in this order."
+            f"strong_convexity={strong_convexity} is the smallest curvature and cannot exceed the "
+            f"largest, smoothness={smoothness}."
         )
     draw = stream(seed, "quadratics")
     curvature = torch.logspace(
@@ -129,18 +158,19 @@ def quadratics(
     )
 
 
+@checked
 def logistic(
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: NotNegative = 1.0,
+    beta: NotNegative = 1.0,
     *,
-    num_clients: int = 30,
-    features: int = 60,
-    classes: int = 10,
-    examples_per_client: int | None = None,
-    test_fraction: float = 0.1,
-    seed: int = 0,
+    num_clients: Count = 30,
+    features: Count = 60,
+    classes: Annotated[int, Field(ge=2)] = 10,
+    examples_per_client: Count | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1,
+    seed: Seed = 0,
 ) -> FederatedDataset:
-    """Synthetic(α, β) of Li et al. (2020): logistic regression, another truth at each client.
+    """Makes Synthetic(α, β) of Li et al. (2020): logistic regression, another truth at each client.
 
     Client k labels x by the largest entry of W_k x + b_k, with W_k and b_k from N(u_k, 1) and
     u_k ~ N(0, α). Its inputs are N(v_k, Σ) with Σ_jj = j^-1.2, v_k from N(B_k, 1), B_k ~ N(0, β).
@@ -148,20 +178,22 @@ def logistic(
     which is the same for 0 and 1.
 
     Args:
-        alpha: How much the models differ between clients.
-        beta: How much the inputs differ between clients.
-        num_clients: N.
-        features: Entries of x.
-        classes: Number of labels.
-        examples_per_client: For equal sizes. Left out, sizes follow Li et al.'s heavy tail: 50 plus
-            a lognormal(4, 2) number.
-        test_fraction: Share of every client's examples that goes into the common test set.
+        alpha: How much the models differ between clients, a variance.
+        beta: How much the inputs differ between clients, a variance.
+        num_clients: How many clients there are.
+        features: How many numbers an input has.
+        classes: How many labels there are.
+        examples_per_client: How many examples each client has; unless given, sizes follow Li et
+            al.'s heavy tail, 50 plus a lognormal(4, 2) number.
+        test_fraction: The share of every client's examples that goes into the common test set.
         seed: Keys all draws; client k depends on the seed and k alone.
+
+    Returns:
+        Inputs are (n, features) float32; there are no clusters.
+
+    Raises:
+        ValueError: An argument is out of bounds.
     """
-    if alpha < 0 or beta < 0:
-        raise ValueError(f"alpha={alpha} and beta={beta} are variances and cannot be negative.")
-    if not 0 <= test_fraction < 1:
-        raise ValueError(f"test_fraction={test_fraction} must lie in [0, 1).")
     spread = torch.arange(1, features + 1).pow(-0.6)  # standard deviations of x
     train, test = [], []
     for k in range(num_clients):
@@ -200,7 +232,6 @@ def _on_circle(place: Tensor, places: int) -> Tensor:  # (N,) -> (N, 2)
 
 def _check_quadratics(
     num_clients: int,
-    dim: int,
     num_clusters: int,
     sigma2: float,
     sigma_g2: float,
@@ -208,18 +239,15 @@ def _check_quadratics(
     examples_per_client: int,
 ) -> int:
     """The number of clients in a cluster, if such a problem exists."""
-    if dim < 4:
-        raise ValueError(f"dim={dim}: clusters and clients need a plane each, so at least 4.")
-    if num_clusters < 1 or num_clients < 1 or num_clients % num_clusters:
+    if num_clients % num_clusters:
         raise ValueError(
             f"{num_clients} clients do not form {num_clusters} clusters of one size. Choose "
             "num_clients as a multiple of num_clusters."
         )
-    if not 0 <= sigma_K2 <= sigma_g2 or sigma2 < 0:
+    if sigma_K2 > sigma_g2:
         raise ValueError(
-            f"sigma2={sigma2}, sigma_g2={sigma_g2}, sigma_K2={sigma_K2}: variances are not "
-            "negative, and clients differ no more within clusters than over all (sigma_K2 <= "
-            "sigma_g2)."
+            f"sigma_K2={sigma_K2} exceeds sigma_g2={sigma_g2}: clients differ no more within "
+            "clusters than over all."
         )
     clients_per_cluster = num_clients // num_clusters
     if clients_per_cluster == 1 and sigma_K2 > 0:
@@ -228,7 +256,7 @@ def _check_quadratics(
         raise ValueError(
             f"With one cluster sigma_K2 is sigma_g2, but {sigma_K2} and {sigma_g2} were asked for."
         )
-    if examples_per_client < (2 if sigma2 > 0 else 1):
+    if sigma2 > 0 and examples_per_client < 2:
         raise ValueError(
             f"examples_per_client={examples_per_client}: gradient noise (sigma2={sigma2}) comes "
             "from examples that differ, so at least two are needed, or sigma2=0."

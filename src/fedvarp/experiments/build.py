@@ -21,9 +21,8 @@ from torch.nn.functional import cross_entropy
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
-from fedvarp.data.errors import MissingDataError
 from fedvarp.data.federated_dataset import FederatedDataset
-from fedvarp.data.locate import DATA_VARIABLE
+from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
 from fedvarp.experiments.settings import (
     AVAILABILITIES,
     DATASETS,

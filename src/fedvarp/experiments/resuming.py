@@ -13,7 +13,8 @@ from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
-    from fedvarp.simulation.round_loop import Callback, SimulationResult
+    from fedvarp.simulation.callbacks import Callback
+    from fedvarp.simulation.round_loop import SimulationResult
 
 
 def resume(

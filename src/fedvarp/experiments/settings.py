@@ -97,7 +97,9 @@ class Sampling(Section):
     """What each client counts for in the objective: the same, or its number of examples."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The probability that a selected client does not answer."""
-    availability: Choice = Choice(name="always")
+    availability: Annotated[Choice, AfterValidator(AVAILABILITIES.check_choice)] = Choice(
+        name="always"
+    )
     """Who is online: always (everybody), bernoulli, markov, cyclic, trace, or your own."""
 
 
@@ -114,9 +116,9 @@ class Settings(Section):
     """How many clients take part in a round."""
     seed: Seed = 0
     """Keys the initial weights, the cohorts and the batches."""
-    data: Choice
+    data: Annotated[Choice, AfterValidator(DATASETS.check_choice)]
     """Which federation to train on."""
-    model: Choice
+    model: Annotated[Choice, AfterValidator(MODELS.check_choice)]
     """Which model to train."""
     loss: Annotated[str, AfterValidator(LOSSES.check)] | None = None
     """cross_entropy, mse, or the import path of your own; the model's unless given."""
@@ -157,8 +159,6 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _model_reads_data(self) -> Self:
-        DATASETS.check(self.data.name)
-        MODELS.check(self.model.name)
         fitting = MODELS_FOR.get(self.data.name, ())
         if self.model.name in MODELS and fitting and self.model.name not in fitting:
             raise ValueError(

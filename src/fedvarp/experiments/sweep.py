@@ -128,8 +128,8 @@ class Sweep:
         if first.evaluation.target_accuracy is not None:
             raise SettingsError(
                 "A sweep compares the last evaluations of runs of one length, and target_accuracy "
-                "ends them at different rounds. Add --set evaluation.target_accuracy=none; `fedvarp compare` "
-                "tells the rounds to a target."
+                "ends them at different rounds. Add --set evaluation.target_accuracy=none; "
+                "`fedvarp compare` tells the rounds to a target."
             )
         folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
         runs = [(folder / settings.run_name, settings) for settings in all_settings]

@@ -27,7 +27,7 @@ from typing import Any, Final, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import InitErrorDetails
 
-from fedvarp.settings.problems import SettingsError
+from fedvarp.settings.problems import SettingsError, unknown
 from fedvarp.settings.section import Section
 
 Maker = Callable[..., Any]
@@ -103,6 +103,11 @@ class Registry(Mapping[str, str | Maker]):
         more = "" if near else " and import paths such as my_package.module:name"
         raise SettingsError(f"= {name!r} is no {self.what}{hint}{more}")
 
+    def check_choice(self, choice: Choice) -> Choice:
+        """Returns the choice if its name may stand for something; see `check`."""
+        self.check(choice.name)
+        return choice
+
     def find(self, name: str) -> Any:
         """What the name or import path stands for.
 
@@ -173,7 +178,7 @@ def options_of(maker: Maker) -> type[BaseModel]:
 
 def _hints(function: Maker) -> dict[str, Any]:
     """The types of its parameters, but for those that are no settings, which may need imports."""
-    function = getattr(function, "__func__", function)
+    function = inspect.unwrap(getattr(function, "__func__", function))
     settings = {n: a for n, a in function.__annotations__.items() if n not in {*GIVEN, "return"}}
     annotated = type("annotated", (), {"__annotations__": settings})
     return get_type_hints(annotated, globalns=function.__globals__, include_extras=True)
@@ -181,15 +186,15 @@ def _hints(function: Maker) -> dict[str, Any]:
 
 def _below(where: str, error: ValidationError, options: type[BaseModel]) -> ValidationError:
     """The same problems, said of settings below `where`."""
-    details: list[InitErrorDetails] = [
-        InitErrorDetails(
-            type=found["type"],
-            loc=(*where.split("."), *found["loc"]),
-            input=found["input"],
-            ctx=found.get("ctx", {}),
-        )
-        for found in error.errors()
-    ]
+    names = [f"{where}.{name}" for name in options.model_fields]
+    details: list[InitErrorDetails] = []
+    for found in error.errors():
+        kind, context = found["type"], found.get("ctx", {})
+        if kind == "extra_forbidden":
+            name = f"{where}.{found['loc'][0]}"
+            kind, context = "value_error", {"error": ValueError(unknown(name, names))}
+        loc = (*where.split("."), *found["loc"])
+        details.append(InitErrorDetails(type=kind, loc=loc, input=found["input"], ctx=context))
     return ValidationError.from_exception_data(where, details)
 
 

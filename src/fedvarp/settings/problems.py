@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, get_args
 
@@ -69,9 +69,9 @@ def _problem(name: str, details: Any, section: type[BaseModel]) -> str:
     """The end of a sentence that begins with the name."""
     kind, given = details["type"], details["input"]
     context = details.get("ctx", {})
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"is no setting{_nearest_setting(name, section, context)}"
-    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    if kind == "extra_forbidden":
+        return unknown(name, [known for known, _ in fields_of(section)])
+    if kind == "missing":
         meaning = next((text for known, text in fields_of(section) if known == name and text), "")
         return f"is missing: {meaning}".rstrip(":. ")
     if kind == "literal_error":
@@ -83,10 +83,12 @@ def _problem(name: str, details: Any, section: type[BaseModel]) -> str:
         return str(context["error"])
     if kind in ("model_type", "model_attributes_type"):
         return f"= {given!r} should be a section, [{name}]"
-    return f"= {given!r} {_in_plain_words(details['msg'])}"
+    return f"= {given!r} {in_plain_words(details)}"
 
 
-def _in_plain_words(message: str) -> str:
+def in_plain_words(details: Any) -> str:
+    """What pydantic says of a value, as the end of a sentence: "should be at least 1"."""
+    message: str = details["msg"]
     for pydantic_says, we_say in (
         ("Input should be", "should be"),
         ("a valid integer", "a whole number"),
@@ -101,18 +103,27 @@ def _in_plain_words(message: str) -> str:
     return message
 
 
-def _nearest_setting(name: str, section: type[BaseModel], context: Mapping[str, Any]) -> str:
-    """In its own section if something is near there, else anywhere, by the last part alone."""
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Says of a setting that there is none of that name, and which is nearest.
+
+    In its own section if something is near there, else anywhere, by the last part alone.
+
+    Args:
+        name: The dotted name that was given.
+        known: The dotted names there are.
+
+    Returns:
+        The end of a sentence that begins with the name.
+    """
+    names = sorted(set(known))
     own, _, last = name.rpartition(".")
-    options = [f"{own}.{option}" for option in context.get("options", ())]
-    names = sorted({known for known, _ in fields_of(section)} | set(options))
     siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == own}
-    anywhere = {known.rpartition(".")[2]: known for known in reversed(names)}
-    for known in (siblings, anywhere):
-        near = get_close_matches(_ALSO_CALLED.get(last, last), known, n=1)
+    anywhere = {n.rpartition(".")[2]: n for n in reversed(names)}
+    for places in (siblings, anywhere):
+        near = get_close_matches(_ALSO_CALLED.get(last, last), places, n=1)
         if near:
-            return f"; did you mean {known[near[0]]}?"
-    return f"; there are {', '.join(siblings.values())}" if siblings else ""
+            return f"is no setting; did you mean {places[near[0]]}?"
+    return "is no setting" + (f"; there are {', '.join(siblings.values())}" if siblings else "")
 
 
 def _unquoted(listing: str) -> list[str]:

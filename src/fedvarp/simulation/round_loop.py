@@ -153,7 +153,8 @@ class Simulation:
         }
 
     def _is_due(self, record: Record, rounds: int) -> bool:
-        return record["round"] % self.evaluation.every == 0 or record["round"] == rounds
+        round: int = record["round"]
+        return round % self.evaluation.every == 0 or round == rounds
 
     def _evaluate_if_due(self, record: Record, rounds: int) -> Figures:
         if not self._is_due(record, rounds):

@@ -19,7 +19,7 @@ from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.simulation.task import AlgorithmMaker, Task
 from fedvarp.tables.settings import Table
 from fedvarp.trainers.base import ClientTrainer
-from fedvarp.trainers.settings import Trainer, TrainerName
+from fedvarp.trainers.settings import Trainer
 
 
 def simulate(
@@ -34,7 +34,7 @@ def simulate(
     seed: int = 0,
     server_optimizer: ServerOptimizer | None = None,
     table: Table | None = None,
-    trainer: Trainer | TrainerName | ClientTrainer = "sequential",
+    trainer: Trainer | str | ClientTrainer = "sequential",
     evaluation: Evaluation | None = None,
     recording: Recording | str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),

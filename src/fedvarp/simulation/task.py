@@ -32,7 +32,7 @@ from fedvarp.simulation.round_loop import Simulation, SimulationResult
 from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.tables.settings import Table
 from fedvarp.trainers.base import ClientTrainer
-from fedvarp.trainers.registry import TrainerParts, make_trainer
+from fedvarp.trainers.makers import TrainerParts, make_trainer
 from fedvarp.trainers.settings import Trainer
 
 AlgorithmMaker = Callable[[TableSettings], Aggregator]
@@ -88,7 +88,7 @@ class Task:
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)
-            aggregator = make_algorithm(self.algorithm, table)
+            aggregator = _make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
             simulation = Simulation(
@@ -188,8 +188,9 @@ class Task:
             settings.workers,
             compile=settings.compile,
             exact=settings.exact,
+            on_choice=choice.remember,
         )
-        trainer = make_trainer(settings.name, parts, choice.remember)
+        trainer = make_trainer(settings.name, parts)
         opened.callback(trainer.close)
         return trainer
 
@@ -222,3 +223,7 @@ class _Choice:
             trainer = {**self._kept["trainer"], **self._chosen}
             self._directory.write_settings({**self._kept, "trainer": trainer})
             self._chosen = {}
+
+
+def _make_algorithm(algorithm: str | AlgorithmMaker, table: TableSettings) -> Aggregator:
+    return make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)

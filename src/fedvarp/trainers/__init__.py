@@ -1,4 +1,4 @@
-"""Who runs LocalSGD: the same protocol, the same numbers, at different speeds."""
+"""Who runs LocalSGD for the clients: the same protocol and figures, at different speeds."""
 
 import lazy_loader
 

@@ -1,7 +1,12 @@
 from .auto import AutoTrainer as AutoTrainer
+from .auto import Candidate as Candidate
 from .base import ClientTrainer as ClientTrainer
+from .makers import TrainerParts as TrainerParts
+from .makers import make_trainer as make_trainer
 from .parallel import ParallelTrainer as ParallelTrainer
 from .ray import RayTrainer as RayTrainer
 from .sequential import SequentialTrainer as SequentialTrainer
+from .settings import TRAINERS as TRAINERS
 from .settings import Trainer as Trainer
 from .vectorised import VectorisedTrainer as VectorisedTrainer
+from .worker_pool import WorkerError as WorkerError

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
 
@@ -27,7 +28,7 @@ class Candidate:
     """A trainer that may be chosen.
 
     Attributes:
-        trainer: It.
+        trainer: The trainer itself.
         exact: Whether its updates are those of the plain loop, bit for bit.
         for_long_rounds: Whether it is worth a try only if rounds take a while.
     """
@@ -38,7 +39,7 @@ class Candidate:
 
 
 @dataclass(eq=False)
-class AutoTrainer:
+class AutoTrainer(ClientTrainer):
     """Has the first rounds trained by every candidate, and the rest by the fastest of them.
 
     The rounds tried out count: they end with the updates of the first candidate, the plain loop.
@@ -46,25 +47,25 @@ class AutoTrainer:
 
     Args:
         candidates: By name; the first is the reference.
-        on_choice: Told the name chosen, and why.
+        on_choice: Called with the name chosen, and why.
         not_tried: Trainers that are no candidates, and why, for the message.
     """
 
     candidates: Mapping[str, Candidate]
     on_choice: Callable[[str, str], None]
     not_tried: Mapping[str, str] = field(default_factory=dict)
-    current: ClientTrainer = field(init=False)
-    _seconds: dict[str, list[float]] = field(default_factory=dict)
-    _out: dict[str, str] = field(default_factory=dict)
-    _chosen: bool = False
+    _current: ClientTrainer = field(init=False)
+    _seconds: dict[str, list[float]] = field(default_factory=dict, init=False)
+    _out: dict[str, str] = field(default_factory=dict, init=False)
+    _chosen: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.current = next(iter(self.candidates.values())).trainer
+        self._current = next(iter(self.candidates.values())).trainer
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """See `ClientTrainer.train`."""
         if self._chosen or len(clients) == 0:  # a round of nobody tells nothing about speed
-            return self.current.train(broadcast, clients, round)
+            return self._current.train(broadcast, clients, round)
         reference, *others = self.candidates
         expected = self._timed(reference, broadcast, clients, round)
         for name in others:
@@ -85,6 +86,17 @@ class AutoTrainer:
             self._choose()
         return expected
 
+    def evaluation(
+        self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]
+    ) -> Callable[[], Figures] | None:
+        """See `ClientTrainer.evaluation`; asks the trainer chosen, until then the first."""
+        return self._current.evaluation(evaluator, w, buffers)
+
+    def close(self) -> None:
+        """Ends the processes of all candidates."""
+        for candidate in self.candidates.values():
+            candidate.trainer.close()
+
     def _timed(self, name: str, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         start = time.perf_counter()
         updates = self.candidates[name].trainer.train(broadcast, clients, round)
@@ -98,24 +110,12 @@ class AutoTrainer:
         reasons += [f"{name} {why}" for name, why in self._out.items()]
         reasons += [f"{name} not tried: {why}" for name, why in self.not_tried.items()]
         self._chosen = True
-        self.current = self.candidates[fastest].trainer
+        self._current = self.candidates[fastest].trainer
         for name, candidate in self.candidates.items():
             if name != fastest:
-                close(candidate.trainer)
+                candidate.trainer.close()
         _logger.info("trainer = %s: %s", fastest, "; ".join(reasons))
         self.on_choice(fastest, "; ".join(reasons))
-
-    def close(self) -> None:
-        """Ends what the candidates have started."""
-        for candidate in self.candidates.values():
-            close(candidate.trainer)
-
-
-def close(trainer: ClientTrainer) -> None:
-    """Ends the processes of a trainer that has any."""
-    ending = getattr(trainer, "close", None)
-    if ending is not None:
-        ending()
 
 
 def _agree(expected: RoundUpdates, found: RoundUpdates, exact: bool) -> bool:

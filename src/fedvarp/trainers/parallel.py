@@ -12,8 +12,9 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.processes import keep_freed_memory, usable_cores
 from fedvarp.server.server import Broadcast
-from fedvarp.trainers.sequential import SequentialTrainer, corrections_of, gather
-from fedvarp.trainers.shared_memory import Board, unpacked
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.sequential import SequentialTrainer, corrections_by_client, gather
+from fedvarp.trainers.shared_memory import SharedRound, unpack_buffers
 from fedvarp.trainers.worker_pool import Task, WorkerPool
 
 _TRAIN: Final = 0  # kinds of task: (kind, slot, client, round)
@@ -22,7 +23,7 @@ _EVALUATE: Final = 2  # (kind, first part, last part + 1, 0)
 _PIECES_PER_WORKER: Final = 8  # of an evaluation: small enough to fill the slots that are idle
 
 
-class ParallelTrainer:
+class ParallelTrainer(ClientTrainer):
     """Persistent worker processes, one thread each; whoever is free takes the longest client left.
 
     The model goes out, and updates come back, through shared memory; nothing is pickled. Workers
@@ -36,7 +37,10 @@ class ParallelTrainer:
     Args:
         plain: What the workers run.
         workers: How many processes; None: one for each core.
-        evaluator: What `evaluation` evaluates with.
+        evaluator: The evaluator that the workers can run beside training; None: none.
+
+    Raises:
+        ValueError: There is to be no worker at all.
     """
 
     def __init__(
@@ -48,69 +52,87 @@ class ParallelTrainer:
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers} must be at least 1.")
         self.workers = workers or usable_cores()
-        self._plain = plain
         self.evaluator = evaluator
+        self._plain = plain
         self._pool: WorkerPool | None = None
-        self._board: Board | None = None
-        self._behind: list[Task] = []  # pieces of an evaluation that wait for the next round
-
-    def __enter__(self) -> ParallelTrainer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._shared: SharedRound | None = None
+        self._begun_evaluation: list[Task] = []  # its pieces that wait for the next round
 
     def close(self) -> None:
         """Ends the workers; the next round would start others."""
         if self._pool is not None:
             self._pool.close()
-        self._pool = self._board = None
-        self._behind = []
+        self._pool = self._shared = None
+        self._begun_evaluation = []
 
     @property
     def pids(self) -> list[int]:
-        """The worker processes there are."""
+        """The process ids of the workers there are."""
         return [] if self._pool is None else self._pool.pids
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        """LocalSGD at each of the clients, and behind them the evaluation that was begun."""
-        numbers = clients.tolist()
-        board = self._board_for(len(numbers), broadcast.w, broadcast.buffers)
-        corrections = corrections_of(broadcast)
-        for slot, client in enumerate(numbers):
-            if corrections:
-                board.corrections[slot] = corrections[client]
+        """Runs LocalSGD at some clients, and behind them the evaluation that was begun.
+
+        Args:
+            broadcast: What the server sent.
+            clients: (M,) int64, those who answer.
+            round: t.
+
+        Returns:
+            What these clients send back; see `ClientTrainer.train`.
+
+        Raises:
+            ValueError: The model is not on the CPU.
+            RuntimeError: An evaluation of another model was begun and never asked for.
+            WorkerError: A client raised an exception, or keeps ending its worker.
+        """
+        slot_of = {client: slot for slot, client in enumerate(clients.tolist())}
+        shared = self._shared_with(len(slot_of), broadcast.w, broadcast.buffers)
+        corrections = corrections_by_client(broadcast)
+        if corrections:
+            for client, slot in slot_of.items():
+                shared.corrections[slot] = corrections[client]
         kind = _TRAIN_CORRECTED if corrections else _TRAIN
-        tasks = [(kind, slot, client, round) for slot, client in enumerate(numbers)]
-        self._run([*sorted(tasks, key=self._num_examples, reverse=True), *self._take_behind()])
+        order = self._plain.dataset.largest_first(list(slot_of))
+        tasks = [(kind, slot_of[client], client, round) for client in order]
+        self._run([*tasks, *self._take_evaluation()])
         buffers = {
-            client: unpacked(board.sent_buffers[slot], broadcast.buffers)
-            for slot, client in enumerate(numbers)
+            client: unpack_buffers(shared.sent_buffers[slot], broadcast.buffers)
+            for client, slot in slot_of.items()
             if broadcast.buffers
         }
-        results = {client: board.read(slot) for slot, client in enumerate(numbers)}
+        results = {client: shared.read_result(slot) for client, slot in slot_of.items()}
         return gather(results, buffers, broadcast.w)
 
-    def evaluation(self, w: Tensor, buffers: Mapping[str, Tensor]) -> Callable[[], Figures]:
-        """Begins an evaluation; the function returned waits for it and gives its figures.
+    def evaluation(
+        self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]
+    ) -> Callable[[], Figures] | None:
+        """Begins an evaluation; see `ClientTrainer.evaluation`.
 
         Its pieces stand behind the clients of the next round, which is trained from the same model,
         and fill the slots in which a worker would wait for the round's last client. Without a next
         round they are worked off when the figures are asked for.
+
+        Args:
+            evaluator: Whose figures are wanted.
+            w: (d,) the server's model.
+            buffers: The model's buffers.
+
+        Returns:
+            A function that waits for the figures; None for any evaluator but the trainer's own.
         """
-        if self.evaluator is None:
-            raise ValueError("This trainer was made without an evaluator.")
-        evaluator = self.evaluator
-        board = self._board_for(0, w, buffers)
+        if evaluator is not self.evaluator:
+            return None
+        shared = self._shared_with(0, w, buffers)
         parts = evaluator.num_parts
         size = max(1, -(-parts // (_PIECES_PER_WORKER * self.workers)))
-        self._behind = [
+        self._begun_evaluation = [
             (_EVALUATE, start, min(start + size, parts), 0) for start in range(0, parts, size)
         ]
 
         def figures() -> Figures:
-            self._run(self._take_behind())
-            current = board if self._board is None else self._board
+            self._run(self._take_evaluation())
+            current = shared if self._shared is None else self._shared
             return evaluator.figures(current.scores.tolist())
 
         return figures
@@ -120,47 +142,45 @@ class ParallelTrainer:
             self._pool = WorkerPool(self.workers, self._work, _prepare_worker, _describe)
         self._pool.run(tasks)
 
-    def _take_behind(self) -> list[Task]:
-        behind, self._behind = self._behind, []
-        return behind
+    def _take_evaluation(self) -> list[Task]:
+        begun, self._begun_evaluation = self._begun_evaluation, []
+        return begun
 
-    def _board_for(self, slots: int, w: Tensor, buffers: Mapping[str, Tensor]) -> Board:
-        """A board that shows this model; the workers are forked anew if it has to grow."""
+    def _shared_with(self, slots: int, w: Tensor, buffers: Mapping[str, Tensor]) -> SharedRound:
+        """Shared memory that holds this model; the workers are forked anew if it has to grow."""
         if w.device.type != "cpu":
             raise ValueError(
                 f"Forked processes cannot share {w.device}, where the model is. Use "
                 f'trainer="vectorised" or "sequential" there.'
             )
-        board = self._board
-        if self._behind and board is not None and not torch.equal(board.w, w):
+        shared = self._shared
+        if self._begun_evaluation and shared is not None and not torch.equal(shared.w, w):
             raise RuntimeError("An evaluation was begun and its figures were never asked for.")
-        if board is None or slots > len(board.deltas):
+        if shared is None or slots > len(shared.deltas):
             if self._pool is not None:
                 self._pool.close()
             parts = 0 if self.evaluator is None else self.evaluator.num_parts
-            board = self._board = Board.sized(max(slots, 1), w, buffers, parts, Evaluator.SCORES)
-        board.show(w, buffers)
-        return board
-
-    def _num_examples(self, task: Task) -> int:
-        sizes = self._plain.dataset.num_examples
-        return 0 if sizes is None else int(sizes[task[2]])
+            shared = self._shared = SharedRound.allocate(
+                max(slots, 1), w, buffers, parts, Evaluator.SCORES
+            )
+        shared.write_model(w, buffers)
+        return shared
 
     def _work(self, task: Task) -> None:
-        """In a worker: one client, or one piece of an evaluation."""
-        board, model = self._board, self._plain.model
-        assert board is not None
-        buffers = unpacked(board.buffers, model.buffers())
+        """Does one task in a worker: one client, or one piece of an evaluation."""
+        shared, model = self._shared, self._plain.model
+        assert shared is not None
+        buffers = unpack_buffers(shared.buffers, model.buffers())
         if task[0] == _EVALUATE:
             assert self.evaluator is not None
             _, start, stop, _ = task
-            scores = self.evaluator.scores(board.w, buffers, start, stop)
-            board.scores[start:stop] = torch.tensor(scores, dtype=torch.float64)
+            scores = self.evaluator.scores(shared.w, buffers, start, stop)
+            shared.scores[start:stop] = torch.tensor(scores, dtype=torch.float64)
             return
         kind, slot, client, round = task
-        correction = board.corrections[slot] if kind == _TRAIN_CORRECTED else None
-        result = self._plain.train_one(board.w, buffers, client, round, correction)
-        board.write(slot, result, model.buffers() if buffers else {})
+        correction = shared.corrections[slot] if kind == _TRAIN_CORRECTED else None
+        result = self._plain.train_one(shared.w, buffers, client, round, correction)
+        shared.write_result(slot, result, model.buffers() if buffers else {})
 
 
 def _prepare_worker() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +13,25 @@ from torch import Tensor
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.ray_actor import ClientActor, TrainingJob, tensors_in_shared_memory
+from fedvarp.trainers.ray_actor_pool import ActorPool
 from fedvarp.trainers.ray_cluster import connect
-from fedvarp.trainers.ray_crew import Crew
-from fedvarp.trainers.ray_worker import Job, Worker, tensors_in_shared_memory
+from fedvarp.trainers.sequential import corrections_by_client
 
 
 @dataclass(eq=False)
-class RayTrainer:
-    """LocalSGD on the CPUs of a Ray cluster, to the same bits as `SequentialTrainer`.
+class RayTrainer(ClientTrainer):
+    """Trains clients on the CPUs of a Ray cluster, to the same bits as `SequentialTrainer`.
 
-    Data, model and loss are sent once; w once a round and machine. Longest client first, the next
-    one to whoever is free. An actor that dies, alone or with its machine, is replaced and its
-    client trained again. The first round starts the actors, `close` ends them; or use `with`.
+    Data, model and loss are sent once; w is sent once to each machine in a round. The longest
+    client is begun first, and whoever is free takes the next one. An actor that dies, alone or with
+    its machine, is replaced and its client trained again. The first round starts the actors,
+    `close` ends them; or use `with`.
 
     fedvarp must be installed on all machines. The actors of one machine share the data set's
     tensors in memory that cannot be written to.
@@ -43,6 +46,9 @@ class RayTrainer:
         address: Of a cluster that is up ("auto": the one of this machine); None: that of
             RAY_ADDRESS, or one that is started here, on 127.0.0.1. Where Ray is connected already,
             that connection is used and left open.
+
+    Raises:
+        ValueError: There is to be no actor at all.
     """
 
     dataset: FederatedDataset
@@ -54,7 +60,7 @@ class RayTrainer:
     num_workers: int | None = None
     address: str | None = None
     _ray: Any = field(default=None, init=False, repr=False)
-    _crew: Crew | None = field(default=None, init=False, repr=False)
+    _actors: ActorPool | None = field(default=None, init=False, repr=False)
     _own_connection: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,38 +68,48 @@ class RayTrainer:
             raise ValueError(f"RayTrainer: num_workers={self.num_workers} must be at least 1.")
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        """See `ClientTrainer.train`."""
-        crew = self._crew or self._start()
+        """Runs LocalSGD at some clients, on the cluster.
+
+        Args:
+            broadcast: What the server sent.
+            clients: (M,) int64, those who answer.
+            round: t.
+
+        Returns:
+            What these clients send back; see `ClientTrainer.train`.
+
+        Raises:
+            ImportError: Ray is not installed.
+            ConnectionError: No cluster answers.
+            TypeError: The data set, the model or the loss cannot be pickled.
+            RuntimeError: The cluster has no place for an actor, or a client keeps ending them.
+        """
+        actors = self._actors or self._start()
         with tensors_in_shared_memory(self._ray):
             common = self._ray.put(replace(broadcast, corrections=None))
-            corrections = self._corrections(broadcast, clients)
+            sent = corrections_by_client(broadcast)
+            corrections = {i: self._ray.put(sent[i]) for i in clients.tolist() if sent}
 
         def submit(actor: Any, client: int) -> Any:
             return actor.train.remote(common, client, corrections.get(client), round)
 
-        done = crew.run(self._longest_first(clients), submit, round)
-        return combined([done[client] for client in clients.tolist()], broadcast.w)
+        done = actors.run(self.dataset.largest_first(clients.tolist()), submit, round)
+        return combine([done[client] for client in clients.tolist()], broadcast.w)
 
     def close(self) -> None:
         """Ends the actors, and the cluster if it was started here."""
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._actors is not None:
+            self._actors.close()
+            self._actors = None
         if self._own_connection:
             self._ray.shutdown()
             self._own_connection = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _start(self) -> Crew:
+    def _start(self) -> ActorPool:
         self._connect()
         ray = self._ray
         module = copy.deepcopy(self.model.module).cpu()  # its parameters may be views of a vector
-        job = Job(module, self.loss, self.local_sgd, self.seed)
+        job = TrainingJob(module, self.loss, self.local_sgd, self.seed)
         try:
             with tensors_in_shared_memory(ray):
                 dataset = ray.put(replace(self.dataset, test=None))
@@ -105,10 +121,10 @@ class RayTrainer:
                 f"Things such as open files, locks and generators stay where they are; open them "
                 f"in the function that loads a client."
             ) from error
-        actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
+        actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
         size = self.num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._crew = Crew(ray, lambda: actor.remote(dataset, parts), size)
-        return self._crew
+        self._actors = ActorPool(ray, lambda: actor.remote(dataset, parts), size)
+        return self._actors
 
     def _connect(self) -> None:
         loaded = sys.modules.get("ray")  # to import it here would be too early: see ray_cluster
@@ -120,25 +136,16 @@ class RayTrainer:
         self._ray = connect(self.address, cores, instead)
         self._own_connection = True
 
-    def _corrections(self, broadcast: Broadcast, clients: Tensor) -> dict[int, Any]:
-        if broadcast.corrections is None:
-            return {}
-        row = dict(zip(broadcast.clients.tolist(), broadcast.corrections, strict=True))
-        return {client: self._ray.put(row[client]) for client in clients.tolist()}
 
-    def _longest_first(self, clients: Tensor) -> list[int]:
-        sizes = self.dataset.num_examples
-        if sizes is None:
-            return [int(client) for client in clients]
-        return sorted(clients.tolist(), key=lambda client: -int(sizes[client]))
-
-
-def combined(singles: list[RoundUpdates], w: Tensor) -> RoundUpdates:
-    """The updates of single clients as those of one round, in the given order.
+def combine(singles: list[RoundUpdates], w: Tensor) -> RoundUpdates:
+    """Makes one round's updates from those of single clients, in the given order.
 
     Args:
-        singles: Of one client each; one that was refused has no row.
+        singles: The updates of one client each; one that was refused has no row.
         w: (d,), for the type and device of the rows.
+
+    Returns:
+        The updates that a trainer would give for all of these clients at once.
     """
     kept = [single for single in singles if len(single.clients)]
     none = torch.empty(0, dtype=torch.int64)

@@ -11,17 +11,21 @@ _CLUSTERS: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def connect(address: str | None, num_cpus: int, instead: str) -> Any:
-    """The module `ray`, connected.
+    """Imports Ray and connects it to a cluster.
 
     Args:
         address: Of a cluster that is up ("auto": the one of this machine); None: that of Ray's
             own RAY_ADDRESS, and where it is not set one is started that listens on 127.0.0.1 only.
-        num_cpus: Of the cluster that is started here.
-        instead: What to do without Ray, a sentence.
+        num_cpus: How many CPUs a cluster that is started here has.
+        instead: The end of the sentence "Without it, ...": what to do where Ray is not installed.
+
+    Returns:
+        The module `ray`.
 
     Raises:
         ImportError: Ray is not installed.
         ConnectionError: No cluster answers.
+        RuntimeError: Ray was imported before it could be told to stay on this machine.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     own = address == "local"

@@ -14,20 +14,27 @@ from fedvarp.clients import local_training
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import LocalResult, Loss
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.tables.largest_entries import Magnitudes
+from fedvarp.trainers.base import ClientTrainer
 
 DIVERGED: Final = "its loss or weights turned non-finite; lower the client rate"
+"""Why a client is refused whose training diverged."""
 
 
 @dataclass(frozen=True, eq=False)
-class SequentialTrainer:
-    """One client after the other, in this process.
+class SequentialTrainer(ClientTrainer):
+    """Trains one client after the other, in this process.
 
-    A client whose loss or weights turn non-finite has no row in the result; it is named in
-    `refused`, and the round goes on without it.
+    Attributes:
+        dataset: The clients' examples.
+        model: Computes the output, on the device it is trained on.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+        compiled: Takes the gradients of full batches, if given.
     """
 
     dataset: FederatedDataset
@@ -38,10 +45,10 @@ class SequentialTrainer:
     compiled: CompiledGradient | None = None
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        """LocalSGD at each of the clients."""
+        """See `ClientTrainer.train`."""
         results: dict[int, LocalResult] = {}
         buffers: dict[int, Mapping[str, Tensor]] = {}
-        corrections = corrections_of(broadcast)
+        corrections = corrections_by_client(broadcast)
         for client in clients.tolist():
             results[client] = self.train_one(
                 broadcast.w, broadcast.buffers, client, round, corrections.get(client)
@@ -58,7 +65,18 @@ class SequentialTrainer:
         round: int,
         correction: Tensor | None,
     ) -> LocalResult:
-        """LocalSGD at one client; the model is left with that client's buffers."""
+        """Runs LocalSGD at one client; the model is left with that client's buffers.
+
+        Args:
+            w: (d,), the server's model; not changed.
+            buffers: The buffers sent with it.
+            client: i.
+            round: t.
+            correction: (d,), added to each gradient; None: nothing is.
+
+        Returns:
+            What local training leaves behind, finite or not.
+        """
         if buffers:
             self.model.load_buffers(buffers)
         x, y = self.dataset.client(client)
@@ -77,8 +95,15 @@ class SequentialTrainer:
         )
 
 
-def corrections_of(broadcast: Broadcast) -> dict[int, Tensor]:
-    """The correction of each client, (d,); empty if the algorithm has none."""
+def corrections_by_client(broadcast: Broadcast) -> dict[int, Tensor]:
+    """Looks up which correction belongs to which client.
+
+    Args:
+        broadcast: What the server sent.
+
+    Returns:
+        The correction of each client, (d,); empty if the algorithm has none.
+    """
     if broadcast.corrections is None:
         return {}
     return dict(zip(broadcast.clients.tolist(), broadcast.corrections, strict=True))
@@ -87,7 +112,16 @@ def corrections_of(broadcast: Broadcast) -> dict[int, Tensor]:
 def gather(
     results: Mapping[int, LocalResult], buffers: Mapping[int, Mapping[str, Tensor]], w: Tensor
 ) -> RoundUpdates:
-    """The results of a round's clients, copied and stacked; those that diverged are refused."""
+    """Puts the results of a round's clients together, copied and stacked.
+
+    Args:
+        results: By client, in the order of the round.
+        buffers: By client; empty for a model without buffers.
+        w: (d,), for the type and device of the rows.
+
+    Returns:
+        The updates; clients that diverged are refused.
+    """
     kept = {client: result for client, result in results.items() if not result.diverged}
     rows = [result.delta for result in kept.values()]
     deltas = torch.stack(rows) if rows else w.new_empty(0, len(w))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final
+
+from pydantic import AfterValidator
 
 from fedvarp.settings.bounds import Count
+from fedvarp.settings.names import Registry
 from fedvarp.settings.section import Section
 
-TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
-TRAINER_NAMES: Final[tuple[str, ...]] = get_args(TrainerName)
+TRAINERS: Final = Registry(
+    "trainer",
+    {
+        name: f"fedvarp.trainers.makers:make_{name}"
+        for name in ("auto", "sequential", "parallel", "vectorised", "ray")
+    },
+)
+"""How each trainer is made from `TrainerParts`; `TRAINERS.register` adds one of your own."""
 
 
 class Trainer(Section):
     """Who runs Algorithm 1 for the clients of a round, and on what."""
 
-    name: TrainerName = "sequential"
+    name: Annotated[str, AfterValidator(TRAINERS.check)] = "sequential"
     """"sequential" is the plain loop; "parallel" has processes and the same bits; "vectorised"
     suits small dense models and GPUs; "ray" goes to the cluster at RAY_ADDRESS, or to one of its
     own; "auto" tries on the first rounds which is fastest here."""

@@ -1,4 +1,4 @@
-"""What a trainer and its forked workers write for each other to read."""
+"""The memory through which a trainer and its forked workers exchange models and updates."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedvarp.clients.local_training import LocalResult
 
 
 @dataclass(frozen=True, eq=False)
-class Board:
-    """Memory that a process and its forked children share: the model of a round, and its updates.
+class SharedRound:
+    """One round in shared memory: the model that goes out, and the updates that come back.
 
-    A client of the round has a slot, which one worker writes and the parent reads afterwards.
+    Processes that are forked after it was allocated see the same bytes. Each client of the round
+    has a slot, which one worker writes and the parent reads afterwards.
     """
 
     w: Tensor  # (d,)
@@ -30,10 +31,21 @@ class Board:
     scores: Tensor  # (parts of an evaluation, scores of each) float64
 
     @classmethod
-    def sized(
+    def allocate(
         cls, slots: int, w: Tensor, buffers: Mapping[str, Tensor], parts: int, scores: int
-    ) -> Board:
-        """A board for `slots` clients of a model like this one."""
+    ) -> SharedRound:
+        """Allocates the memory of a round, filled with zeros.
+
+        Args:
+            slots: How many clients there is room for.
+            w: (d,), a model of the size and dtype to come.
+            buffers: Buffers of the sizes to come.
+            parts: Into how many parts an evaluation falls.
+            scores: How many numbers each part is scored by.
+
+        Returns:
+            Memory that all processes share which are forked from now on.
+        """
         num_bytes = sum(buffer.nbytes for buffer in buffers.values())
         return cls(
             w=_shared((len(w),), w.dtype),
@@ -46,21 +58,39 @@ class Board:
             scores=_shared((parts, scores), torch.float64),
         )
 
-    def show(self, w: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """The model that the workers start from."""
+    def write_model(self, w: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Writes the model that the workers start from.
+
+        Args:
+            w: (d,), its parameters.
+            buffers: Its buffers.
+        """
         self.w.copy_(w)
         _pack(buffers.values(), self.buffers)
 
-    def write(self, slot: int, result: LocalResult, buffers: Mapping[str, Tensor]) -> None:
-        """What the client of that slot sends back."""
+    def write_result(self, slot: int, result: LocalResult, buffers: Mapping[str, Tensor]) -> None:
+        """Writes what the client of a slot sends back.
+
+        Args:
+            slot: The client's place.
+            result: What LocalSGD left.
+            buffers: The model's buffers after it.
+        """
         self.deltas[slot] = result.delta
         self.counts[slot] = torch.tensor([result.num_steps, result.num_examples])
         figures = [result.walk, result.mean_loss, result.magnitude]
         self.figures[slot] = torch.tensor(figures, dtype=torch.float64)
         _pack(buffers.values(), self.sent_buffers[slot])
 
-    def read(self, slot: int) -> LocalResult:
-        """What was written; its delta is the slot's memory, another client's in the next round."""
+    def read_result(self, slot: int) -> LocalResult:
+        """Reads what `write_result` wrote.
+
+        Args:
+            slot: The client's place.
+
+        Returns:
+            The result; its delta is the slot's memory, another client's in the next round.
+        """
         num_steps, num_examples = self.counts[slot].tolist()
         walk, mean_loss, magnitude = self.figures[slot].tolist()
         return LocalResult(
@@ -73,8 +103,16 @@ class Board:
         )
 
 
-def unpacked(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Buffers from their bytes, copied; `like` gives names, shapes and dtypes."""
+def unpack_buffers(packed: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Makes buffers from their bytes.
+
+    Args:
+        packed: (b,) bytes.
+        like: Buffers of the same names, shapes and dtypes.
+
+    Returns:
+        Copies, by name.
+    """
     sizes = [buffer.nbytes for buffer in like.values()]
     return {
         name: part.clone().view(buffer.dtype).view(buffer.shape)
@@ -89,7 +127,7 @@ def _pack(buffers: Iterable[Tensor], into: Tensor) -> None:
 
 
 def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that forked processes share.
+    """Allocates zeros that forked processes share.
 
     The mapping has no name, so nothing is left behind however the processes end; and its pages take
     memory only once they are written.

@@ -16,25 +16,26 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients import local_training
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import LocalResult, Loss
-from fedvarp.data import FederatedDataset
-from fedvarp.data.federated_dataset import Augmentation
+from fedvarp.data.federated_dataset import Augmentation, FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
-from fedvarp.trainers.sequential import corrections_of, gather
+from fedvarp.trainers.base import ClientTrainer
+from fedvarp.trainers.sequential import corrections_by_client, gather
 
 _PADDING: Final = -1
 _IGNORED: Final = -100  # the target that cross_entropy leaves out of its mean
 
 
-class VectorisedTrainer:
-    """Step k of all clients at once; equal to `SequentialTrainer` to float tolerance.
+@dataclass(frozen=True, eq=False)
+class VectorisedTrainer(ClientTrainer):
+    """Takes step k of all clients at once; equal to `SequentialTrainer` to float tolerance.
 
     Clients with fewer steps drop out of the later ones, and batches of unequal size are padded; the
     loss never sees the padding. The model must treat each example by itself, for it does see the
     padding; it may draw no random numbers (dropout) and change no buffers while it trains.
 
-    Args:
+    Attributes:
         dataset: The clients' examples.
         model: Computes the output.
         loss: (output, targets) → mean loss of a batch.
@@ -42,22 +43,27 @@ class VectorisedTrainer:
         seed: The run's seed.
     """
 
-    def __init__(
-        self,
-        dataset: FederatedDataset,
-        model: FlatModel,
-        loss: Loss,
-        local_sgd: LocalSGD,
-        seed: int,
-    ) -> None:
-        self.dataset = dataset
-        self.model = model
-        self.loss = loss
-        self.local_sgd = local_sgd
-        self.seed = seed
+    dataset: FederatedDataset
+    model: FlatModel
+    loss: Loss
+    local_sgd: LocalSGD
+    seed: int
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        """LocalSGD at all of the clients together."""
+        """Runs LocalSGD at all of the clients together.
+
+        Args:
+            broadcast: What the server sent.
+            clients: (M,) int64, those who answer.
+            round: t.
+
+        Returns:
+            What these clients send back; see `ClientTrainer.train`.
+
+        Raises:
+            ValueError: The model, the loss or the data cannot be trained for several clients at
+                once.
+        """
         if len(clients) == 0:
             return gather({}, {}, broadcast.w)
         cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
@@ -191,7 +197,7 @@ class _Cohort:
             places = _places(sizes[client], widest)
             rows[m].view(-1)[places] = drawn
             first += num_examples
-        corrections = corrections_of(broadcast)
+        corrections = corrections_by_client(broadcast)
         augment = trainer.dataset.augment
         num_steps = [len(sizes[client]) for client in order]
         return cls(

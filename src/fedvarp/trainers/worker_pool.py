@@ -50,13 +50,16 @@ class WorkerPool:
     Because they are forked, `work` may be any function with anything in its closure, nothing is
     pickled, and a worker costs milliseconds to replace. What it is to do goes over a pipe as four
     numbers; what comes back is a byte, or the text of an exception. Results belong into memory that
-    is shared (`Board`).
+    is shared (`fedvarp.trainers.shared_memory`).
 
     Args:
         num_workers: How many processes.
         work: Called in a worker with each task.
         prepare: Called in a worker when it starts.
         describe: Names a task in messages.
+
+    Raises:
+        WorkerError: This process cannot have forked children.
     """
 
     num_workers: int
@@ -84,6 +87,9 @@ class WorkerPool:
 
         A worker that dies is reported and replaced, and its task done again.
 
+        Args:
+            tasks: What is to be done.
+
         Raises:
             WorkerError: A task raised an exception, or ended its worker several times.
         """
@@ -99,7 +105,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """The processes there are at this moment."""
+        """The process ids of the workers there are at this moment."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def _run(self, waiting: deque[Task]) -> None:

@@ -17,15 +17,22 @@ from torch import Tensor, nn
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import SequentialTrainer
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """What all clients have in common, but for their data."""
+class TrainingJob:
+    """What all clients have in common.
+
+    Attributes:
+        module: The model.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+    """
 
     module: nn.Module
     loss: Loss
@@ -33,10 +40,16 @@ class Job:
     seed: int
 
 
-class Worker:
-    """The class of the actors. The data set may lie in memory that the actors of a node share."""
+class ClientActor:
+    """Trains clients in a process of a Ray cluster, one at a time.
 
-    def __init__(self, dataset: FederatedDataset, job: Job) -> None:
+    Args:
+        dataset: The clients' examples, possibly in read-only memory that the actors of a machine
+            share.
+        job: The rest of what training needs.
+    """
+
+    def __init__(self, dataset: FederatedDataset, job: TrainingJob) -> None:
         import ray
 
         torch.set_num_threads(1)  # the sums of floats depend on it
@@ -52,7 +65,7 @@ class Worker:
     def train(
         self, broadcast: Broadcast, client: int, correction: Tensor | None, round: int
     ) -> RoundUpdates:
-        """LocalSGD at one client.
+        """Runs LocalSGD at one client.
 
         Args:
             broadcast: What all clients of the round are sent; its clients and corrections are not
@@ -60,6 +73,9 @@ class Worker:
             client: i.
             correction: (d,), added to each of its gradients.
             round: t.
+
+        Returns:
+            The update of that client alone.
         """
         rows = None if correction is None else correction[None]
         sent = replace(broadcast, clients=torch.tensor([client]), corrections=rows)
@@ -68,7 +84,14 @@ class Worker:
 
 @contextmanager
 def tensors_in_shared_memory(ray: Any) -> Iterator[None]:
-    """What is put into Ray's object store within is read from there without a copy, read-only."""
+    """Within, tensors go into Ray's object store such that they are read without a copy.
+
+    Args:
+        ray: The module `ray`, connected.
+
+    Yields:
+        Nothing; what was read from the store must not be written to.
+    """
     _register(ray)
     try:
         yield

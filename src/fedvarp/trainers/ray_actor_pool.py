@@ -1,4 +1,4 @@
-"""The actors of a Ray trainer: who is free gets the next client, who is lost is replaced."""
+"""The actors of a Ray trainer: one that is free gets the next client, one lost is replaced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ _TRIES: Final = 3
 _HEARTBEAT: Final = 1.0  # seconds
 _PATIENCE: Final = 300.0  # seconds without a single actor; a cluster that grows takes minutes
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-class Crew:
+class ActorPool:
     """Actors that each train one client at a time.
 
     An actor is given a client only once it is up, so that no client waits for a machine that never
     comes, and a cluster that lost half its machines goes on with the other half.
+
+    Args:
+        ray: The module `ray`, connected.
+        start: Starts an actor and returns its handle.
+        size: How many actors.
     """
 
     def __init__(self, ray: Any, start: Callable[[], Any], size: int) -> None:
@@ -38,12 +43,15 @@ class Crew:
     def run(
         self, clients: Sequence[int], submit: Callable[[Any, int], Any], round: int
     ) -> dict[int, RoundUpdates]:
-        """What each client sends back.
+        """Trains clients, each on the first actor that is free.
 
         Args:
             clients: In the order in which they are begun.
             submit: (actor, client) → the reference of the client's result.
             round: t, for messages.
+
+        Returns:
+            What each client sends back.
 
         Raises:
             RuntimeError: A client, or the data, ends one actor after the other, or the cluster has
@@ -75,7 +83,7 @@ class Crew:
                         lost[client] += 1
                         if lost[client] == _TRIES:
                             raise RuntimeError(_gives_up(client, round, error)) from error
-                        log.warning(
+                        _logger.warning(
                             "A Ray actor was lost with client %d of round %d, which is trained "
                             "again: %s",
                             client,

@@ -1,10 +1,9 @@
-"""Trainers by the names that settings use."""
+"""How the trainers of the registry are made from the parts of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
 
 import torch
 
@@ -12,17 +11,16 @@ from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.trainers.auto import AutoTrainer, Candidate
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.parallel import ParallelTrainer
+from fedvarp.trainers.ray import RayTrainer
 from fedvarp.trainers.sequential import SequentialTrainer
+from fedvarp.trainers.settings import TRAINERS
 from fedvarp.trainers.vectorised import VectorisedTrainer
-
-TrainerName = Literal["auto", "sequential", "parallel", "vectorised", "ray"]
-TRAINERS: Final[tuple[str, ...]] = get_args(TrainerName)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +37,7 @@ class TrainerParts:
         workers: Processes; None: one for each core.
         compile: Whether gradients are compiled.
         exact: Whether "auto" keeps to trainers with the plain loop's figures, bit for bit.
+        on_choice: Called with the name of the trainer that "auto" has chosen, and why.
     """
 
     dataset: FederatedDataset
@@ -50,6 +49,7 @@ class TrainerParts:
     workers: int | None = None
     compile: bool = False
     exact: bool = True
+    on_choice: Callable[[str, str], None] = lambda name, why: None
 
     @property
     def on_cpu(self) -> bool:
@@ -57,55 +57,36 @@ class TrainerParts:
         return all(part.device.type == "cpu" for part in self.model.module.parameters())
 
 
-def make_trainer(
-    name: str, parts: TrainerParts, on_choice: Callable[[str, str], None]
-) -> ClientTrainer:
-    """The trainer of that name.
+def make_trainer(name: str, parts: TrainerParts) -> ClientTrainer:
+    """Makes the trainer of a name.
 
     Args:
-        name: One of `TRAINERS`.
+        name: One of `TRAINERS`, or the import path of a function of the parts.
         parts: What it is made from.
-        on_choice: Told what "auto" has chosen, and why.
+
+    Returns:
+        The trainer, to be closed after use.
+
+    Raises:
+        ValueError: There is no such trainer, or it cannot do what the parts ask for.
     """
-    if name not in TRAINERS:
-        raise ValueError(f"trainer={name!r} is none of {', '.join(TRAINERS)}.")
-    if parts.compile and name in ("vectorised", "ray"):
-        raise ValueError(
-            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
-        )
-    if name == "auto":
-        return _auto(parts, on_choice)
-    if name == "parallel":
-        return ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
-    if name == "vectorised":
-        return _vectorised(parts)
-    if name == "ray":
-        from fedvarp.trainers.ray import RayTrainer
-
-        return RayTrainer(
-            parts.dataset,
-            parts.model,
-            parts.loss,
-            parts.local_sgd,
-            parts.seed,
-            num_workers=parts.workers,
-        )
-    return _plain(parts)
+    trainer: ClientTrainer = TRAINERS.find(name)(parts)
+    return trainer
 
 
-def _auto(parts: TrainerParts, on_choice: Callable[[str, str], None]) -> AutoTrainer:
-    candidates = {"sequential": Candidate(_plain(parts))}
+def make_auto(parts: TrainerParts) -> AutoTrainer:
+    """The fastest of the others, found by trying."""
+    candidates = {"sequential": Candidate(make_sequential(parts))}
     not_tried = {}
     why_not = _why_not_shared(parts)
     if why_not is not None:
         not_tried["parallel"] = why_not
     else:
-        parallel = ParallelTrainer(_plain(parts), parts.workers, parts.evaluator)
-        one_thread = torch.get_num_threads() == 1  # as in a worker
-        candidates["parallel"] = Candidate(parallel, exact=one_thread, for_long_rounds=True)
+        exact = torch.get_num_threads() == 1  # as in a worker
+        candidates["parallel"] = Candidate(make_parallel(parts), exact=exact, for_long_rounds=True)
     if not parts.exact and not parts.compile:
-        candidates["vectorised"] = Candidate(_vectorised(parts), exact=False)
-    return AutoTrainer(candidates, on_choice, not_tried)
+        candidates["vectorised"] = Candidate(make_vectorised(parts), exact=False)
+    return AutoTrainer(candidates, parts.on_choice, not_tried)
 
 
 def _why_not_shared(parts: TrainerParts) -> str | None:
@@ -125,12 +106,40 @@ def _why_not_shared(parts: TrainerParts) -> str | None:
     return None
 
 
-def _plain(parts: TrainerParts) -> SequentialTrainer:
+def make_sequential(parts: TrainerParts) -> SequentialTrainer:
+    """The plain loop."""
     compiled = CompiledGradient(parts.model, parts.loss) if parts.compile else None
     return SequentialTrainer(
         parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, compiled
     )
 
 
-def _vectorised(parts: TrainerParts) -> VectorisedTrainer:
+def make_parallel(parts: TrainerParts) -> ParallelTrainer:
+    """Processes that share the clients."""
+    return ParallelTrainer(make_sequential(parts), parts.workers, parts.evaluator)
+
+
+def make_vectorised(parts: TrainerParts) -> VectorisedTrainer:
+    """All clients of a round as one more axis."""
+    _refuse_to_compile(parts, "vectorised")
     return VectorisedTrainer(parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed)
+
+
+def make_ray(parts: TrainerParts) -> RayTrainer:
+    """Actors of a Ray cluster."""
+    _refuse_to_compile(parts, "ray")
+    return RayTrainer(
+        parts.dataset,
+        parts.model,
+        parts.loss,
+        parts.local_sgd,
+        parts.seed,
+        num_workers=parts.workers,
+    )
+
+
+def _refuse_to_compile(parts: TrainerParts, name: str) -> None:
+    if parts.compile:
+        raise ValueError(
+            f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
+        )

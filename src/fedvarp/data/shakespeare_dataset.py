@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from fedvarp.data.errors import DataError
-from fedvarp.data.federated_dataset import Examples, FederatedDataset
+from fedvarp.data.federated_dataset import DataError, Examples, FederatedDataset
 from fedvarp.data.locate import data_root, first_existing
 from fedvarp.data.shakespeare_text import Role, check_edition, parse_plays, read_text, roles_of
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
 # LEAF's 80 symbols, in LEAF's order.
 ALPHABET: Final = (
@@ -27,16 +29,17 @@ _FILES: Final = tuple(
 _DOWNLOAD: Final = "download_shakespeare"
 
 
+@checked
 def shakespeare(
     root: str | os.PathLike[str] | None = None,
     *,
-    window: int = 20,
-    stride: int = 1,
-    train_fraction: float = 0.8,
-    test_stride: int | None = None,
-    min_characters: int = 120,
+    window: Count = 20,
+    stride: Count = 1,
+    train_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8,
+    test_stride: Count | None = None,
+    min_characters: Count = 120,
 ) -> FederatedDataset:
-    """The roles with at least 120 characters, 1089 of them in 36 plays, as in the paper.
+    """Makes a client of each role with at least 120 characters: 1089 in 36 plays, as in the paper.
 
     An example is ``window`` characters and the one after them. Each client's windows are split by
     time: the first ``train_fraction`` for training, then a gap of window - 1, so that no character
@@ -45,22 +48,23 @@ def shakespeare(
     Args:
         root: The text, the zip archive it is published in, or a folder with either; None for the
             folder named by the environment variable FEDVARP_DATA.
-        window: Characters in an example.
-        stride: Characters from one training example to the next. At 1 there are 4.3 million
-            examples in all, but no more than the text is held in memory.
-        train_fraction: 1 keeps everything for training, without a test set.
-        test_stride: Like ``stride``, for the test set; the same if left out. (A test set is copied
-            out: ``window`` bytes an example.)
-        min_characters: Roles with less to say are left out.
+        window: How many characters an example shows.
+        stride: How many characters lie from one training example to the next. At 1 there are 4.3
+            million examples in all, but no more than the text is held in memory.
+        train_fraction: The share of a role's text, from its beginning, that is trained on; 1 keeps
+            everything for training, without a test set.
+        test_stride: Like stride, for the test set, which takes window bytes an example; the same as
+            stride unless given.
+        min_characters: The fewest characters of a role that is a client; others are left out.
 
     Returns:
         Inputs are (n, window) codes in uint8, a view of the text; `fedvarp.models.CharGRU` takes
         them as they are. Targets are (n,) int64. Clients are named "PLAY / ROLE".
+
+    Raises:
+        ValueError: An argument is out of bounds, or leaves a role without a training window.
+        DataError: The text is not there, damaged, or another edition.
     """
-    if window < 1 or stride < 1 or (test_stride is not None and test_stride < 1):
-        raise ValueError("window, stride and test_stride are counts of characters, at least 1.")
-    if not 0 < train_fraction <= 1:
-        raise ValueError(f"train_fraction={train_fraction}: a fraction lies in (0, 1].")
     source = first_existing(data_root(root, download=_DOWNLOAD), _FILES, download=_DOWNLOAD)
     plays = parse_plays(read_text(source))
     check_edition(plays, source)
@@ -77,7 +81,22 @@ def shakespeare(
 def federated_roles(
     roles: list[Role], *, window: int, stride: int, train_fraction: float, test_stride: int
 ) -> FederatedDataset:
-    """One client a role, with its windows split by time; see `shakespeare`."""
+    """Makes one client of each role, with its windows split by time.
+
+    Args:
+        roles: Who says what.
+        window: As in `shakespeare`.
+        stride: As in `shakespeare`.
+        train_fraction: As in `shakespeare`.
+        test_stride: As in `shakespeare`.
+
+    Returns:
+        The clients in the order of the roles, clustered by play.
+
+    Raises:
+        ValueError: A role is too short for a training window.
+        DataError: A role says a symbol that LEAF's alphabet does not have.
+    """
     codes = torch.cat([encode(role) for role in roles])
     lengths = torch.tensor([len(role.text) for role in roles])
     starts = lengths.cumsum(0) - lengths
@@ -116,14 +135,32 @@ class TextWindows:
     stride: int
 
     def __call__(self, client: int) -> Examples:
-        """The training windows of a client, and the character after each."""
+        """Cuts out the training windows of a client.
+
+        Args:
+            client: The client's number.
+
+        Returns:
+            The windows, (n, window) uint8, a view; and the character after each, (n,) int64.
+        """
         start, count = int(self.starts[client]), int(self.num_train[client])
         text = self.codes[start : start + count + self.window]
         x = text[:-1].unfold(0, self.window, self.stride)
         return x, text[self.window :: self.stride].long()
 
     def held_out(self, windows: Tensor, stride: int) -> Examples:
-        """The test windows of all clients, given how many windows each has in all."""
+        """Copies out the test windows of all clients.
+
+        Args:
+            windows: (N,) how many windows each client has in all, at stride 1.
+            stride: Characters from one test window to the next.
+
+        Returns:
+            The windows, (n, window) uint8, and the character after each, (n,) int64.
+
+        Raises:
+            ValueError: No client has any.
+        """
         begins = self.starts + self.num_train + self.window - 1
         ends = self.starts + windows
         kept = begins < ends
@@ -141,8 +178,18 @@ _CODE_OF_BYTE: Final = np.full(256, 255, dtype=np.uint8)
 _CODE_OF_BYTE[np.frombuffer(ALPHABET.encode("ascii"), dtype=np.uint8)] = np.arange(len(ALPHABET))
 
 
-def encode(role: Role) -> Tensor:  # (characters,) uint8
-    """The text as positions in the alphabet."""
+def encode(role: Role) -> Tensor:
+    """Turns what a role says into positions in the alphabet.
+
+    Args:
+        role: The role.
+
+    Returns:
+        (characters,) uint8.
+
+    Raises:
+        DataError: The text holds a symbol that LEAF's alphabet does not have.
+    """
     codes = _CODE_OF_BYTE[np.frombuffer(role.text.encode("latin-1", "replace"), dtype=np.uint8)]
     if (codes == 255).any() or not role.text.isascii():
         unknown = next(c for c in role.text if c not in ALPHABET)

@@ -14,6 +14,8 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.locate import data_root
 from fedvarp.data.own_data import from_partition
 from fedvarp.data.partition import PartitionName, split
+from fedvarp.settings.bounds import Count, Positive, Seed
+from fedvarp.settings.checked import checked
 
 # Of the 50,000 training images, per channel (red, green, blue), pixels scaled to [0, 1].
 CHANNEL_MEAN: Final = (0.4914, 0.4822, 0.4465)
@@ -21,34 +23,43 @@ CHANNEL_STD: Final = (0.2470, 0.2435, 0.2616)
 _BLACK: Final = tuple(-m / s for m, s in zip(CHANNEL_MEAN, CHANNEL_STD, strict=True))
 
 
+@checked
 def cifar10(
     root: str | os.PathLike[str] | Cifar10Images | None = None,
     *,
     partition: PartitionName = "shards",
-    num_clients: int = 250,
-    shards_per_client: int = 2,
-    alpha: float = 0.1,
-    seed: int = 0,
+    num_clients: Count = 250,
+    shards_per_client: Count | None = None,
+    alpha: Positive | None = None,
+    seed: Seed = 0,
     augment: bool = False,
 ) -> FederatedDataset:
-    """CIFAR-10 split over clients; the defaults are the paper's split.
+    """Splits CIFAR-10 over clients; the defaults are the paper's split.
 
     Args:
         root: The archive of the python batches, the extracted folder, or a folder with either; None
             for the folder named by the environment variable FEDVARP_DATA. Or the images that
             `fedvarp.data.cifar10_files.read_cifar10` has read, to split them in several ways.
-        partition: ``"shards"``: label-sorted, ``shards_per_client`` random shards each.
-            ``"dirichlet"``: equal sizes, label mixes from Dirichlet(alpha). ``"iid"``: at random.
-        num_clients: N.
-        shards_per_client: For ``"shards"``.
-        alpha: For ``"dirichlet"``: the smaller, the fewer labels a client has.
-        seed: Keys the partition.
-        augment: Random crops (after 4 black pixels of padding) and flips while training.
+        partition: How examples are split over clients: "shards" sorts them by label and deals each
+            client some shards at random, "dirichlet" gives clients of equal size a label mix each,
+            "iid" splits at random.
+        num_clients: How many clients the examples are split over.
+        shards_per_client: How many label shards a client gets, for the partition "shards"; 2 unless
+            given.
+        alpha: Concentration of the clients' label mixes, for the partition "dirichlet": the smaller
+            it is, the fewer labels a client has; 0.1 unless given.
+        seed: Keys the split alone, so that runs with several seeds can share one federation.
+        augment: Whether images are cropped (after 4 black pixels of padding) and mirrored at random
+            while training.
 
     Returns:
         Inputs are float32 images (n, 3, 32, 32), normalised per channel. Clusters are clients with
         the same label set (shards), with the same labels in the majority (Dirichlet), or everybody
         (IID).
+
+    Raises:
+        ValueError: An argument is out of bounds, or such a split does not exist.
+        DataError: The files are not there, or damaged.
     """
     if isinstance(root, Cifar10Images):
         images = root
@@ -78,8 +89,15 @@ def cifar10(
     )
 
 
-def normalised(pixels: Tensor) -> Tensor:  # (n, 3, 32, 32) uint8 -> float32
-    """Images with mean 0 and variance 1 per channel over the training set."""
+def normalised(pixels: Tensor) -> Tensor:
+    """Scales images to mean 0 and variance 1 per channel over the training set.
+
+    Args:
+        pixels: (n, 3, 32, 32) uint8.
+
+    Returns:
+        (n, 3, 32, 32) float32.
+    """
     mean = torch.tensor(CHANNEL_MEAN).mul(255).view(3, 1, 1)
     std = torch.tensor(CHANNEL_STD).mul(255).view(3, 1, 1)
     return pixels.float().sub_(mean).div_(std)

@@ -14,6 +14,8 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.own_data import from_partition
 from fedvarp.data.partition import PartitionName, split
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count, Positive, Seed
+from fedvarp.settings.checked import checked
 
 # Each digit occurs 174 to 183 times. With 160 of each the 200 shards are of 8 images of one digit;
 # the other 197 images are the test set.
@@ -21,20 +23,35 @@ _TRAIN_IMAGES_PER_DIGIT: Final = 160
 _BRIGHTEST: Final = 16.0
 
 
+@checked
 def digits(
     *,
     partition: PartitionName = "shards",
-    num_clients: int = 100,
-    shards_per_client: int = 2,
-    alpha: float = 0.1,
-    seed: int = 0,
+    num_clients: Count = 100,
+    shards_per_client: Count | None = None,
+    alpha: Positive | None = None,
+    seed: Seed = 0,
 ) -> FederatedDataset:
-    """1600 images over 100 clients with two label shards each; 197 test images.
+    """Splits scikit-learn's digits over clients: 1600 images to train on, 197 to test on.
 
-    The arguments are those of `fedvarp.data.cifar10`; ``seed`` also keys which images are held out.
+    Args:
+        partition: How examples are split over clients: "shards" sorts them by label and deals each
+            client some shards at random, "dirichlet" gives clients of equal size a label mix each,
+            "iid" splits at random.
+        num_clients: How many clients the examples are split over.
+        shards_per_client: How many label shards a client gets, for the partition "shards"; 2 unless
+            given.
+        alpha: Concentration of the clients' label mixes, for the partition "dirichlet": the smaller
+            it is, the fewer labels a client has; 0.1 unless given.
+        seed: Keys the split and which images are held out, and nothing else, so that runs with
+            several seeds can share one federation.
 
     Returns:
         Inputs are (n, 64) float32 pixels in [0, 1]. Clusters are clients with the same digits.
+
+    Raises:
+        ValueError: An argument is out of bounds, or such a split does not exist.
+        ImportError: scikit-learn is not installed.
     """
     pixels, targets = _images()
     x = torch.from_numpy(pixels).float() / _BRIGHTEST  # (1797, 64)
