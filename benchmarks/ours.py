@@ -14,7 +14,7 @@ from benchmarks.networks import make_model
 from benchmarks.pace import Pace
 from benchmarks.workload import load
 from benchmarks.workloads import federated
-from fedvarp import LocalSGD, simulate
+from fedvarp import Evaluation, LocalSGD, OnRoundEnd, Recording, Trainer, simulate
 
 
 def main(folder: Path, how: dict[str, Any]) -> None:
@@ -22,7 +22,7 @@ def main(folder: Path, how: dict[str, Any]) -> None:
 
     Args:
         folder: Of the workload.
-        how: More arguments of `fedvarp.simulate`, such as {"trainer": "vectorised"}.
+        how: Settings of the trainer, such as {"name": "vectorised"}.
     """
     torch.set_num_threads(1)
     workload = load(folder)
@@ -36,11 +36,10 @@ def main(folder: Path, how: dict[str, Any]) -> None:
         rounds=pace.rounds,
         clients_per_round=settings.clients_per_round,
         algorithm="fedavg",
-        evaluate_every=pace.rounds + 1,
-        num_train_clients=0,
-        callbacks=[lambda record, server: pace()],
-        progress=False,
-        **how,
+        trainer=Trainer(**how),
+        evaluation=Evaluation(every=pace.rounds + 1, num_train_clients=0),
+        recording=Recording(progress=False),
+        callbacks=[OnRoundEnd(lambda record, server: pace())],
     )
 
 

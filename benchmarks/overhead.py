@@ -20,7 +20,16 @@ from benchmarks.networks import make_model
 from benchmarks.timing import table
 from benchmarks.workload import Workload
 from benchmarks.workloads import federated, w1, w2
-from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, simulate
+from fedvarp import (
+    Broadcast,
+    Evaluation,
+    FlatModel,
+    LocalSGD,
+    OnRoundEnd,
+    Recording,
+    RoundUpdates,
+    simulate,
+)
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
 
 
@@ -58,11 +67,9 @@ def seconds_beside_training(
         rounds=warm_up + rounds,
         clients_per_round=settings.clients_per_round,
         trainer=timed,
-        evaluate_every=warm_up + rounds + 1,
-        num_train_clients=0,
-        callbacks=[lambda record, server: ends.append(time.perf_counter())],
-        out=out,
-        progress=False,
+        evaluation=Evaluation(every=warm_up + rounds + 1, num_train_clients=0),
+        recording=Recording(out=None if out is None else str(out), progress=False),
+        callbacks=[OnRoundEnd(lambda record, server: ends.append(time.perf_counter()))],
     )
     whole = [end - start for start, end in itertools.pairwise(ends)]
     beside = [a - b for a, b in zip(whole, timed.seconds, strict=True)]

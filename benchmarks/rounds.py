@@ -18,10 +18,10 @@ TWO_BARE_AS_USUAL = "two bare workers, LeNet-5 as usually written"
 SEQUENTIAL, TWO_WORKERS = "fedvarp, sequential", "fedvarp, two workers"
 VECTORISED = "fedvarp, vectorised"
 TRAINERS: Mapping[str, Mapping[str, Any]] = {
-    SEQUENTIAL: {"trainer": "sequential"},
-    TWO_WORKERS: {"trainer": "parallel", "workers": 2},
-    "fedvarp, two workers, compiled": {"trainer": "parallel", "workers": 2, "compile": True},
-    VECTORISED: {"trainer": "vectorised"},
+    SEQUENTIAL: {"name": "sequential"},
+    TWO_WORKERS: {"name": "parallel", "workers": 2},
+    "fedvarp, two workers, compiled": {"name": "parallel", "workers": 2, "compile": True},
+    VECTORISED: {"name": "vectorised"},
 }
 
 

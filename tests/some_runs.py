@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvarp import LocalSGD, simulate
+from fedvarp import LocalSGD
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.runs.directory import Journal, RunDirectory
+from simulating import simulate
 
 EVALUATE_EVERY = 10
 

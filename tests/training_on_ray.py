@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedvarp import FlatModel, LocalSGD, simulate
+from fedvarp import FlatModel, LocalSGD
 from fedvarp.data import FederatedDataset
 from fedvarp.trainers.ray import RayTrainer
+from simulating import simulate
 
 SIZES = torch.tensor([3, 17, 5, 9, 30, 4])
 DIVERGES, TROUBLED = 2, 4

@@ -17,7 +17,7 @@ from fedvarp.analysis.styles import LOOKS, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_bytes, in_seconds
 from fedvarp.runs.directory import RunDirectory, RunError
-from fedvarp.simulation.round_loop import Record
+from fedvarp.simulation.callbacks import Record
 from some_runs import digits_runs, write_run
 
 

@@ -51,11 +51,11 @@ def test_a_run_keeps_its_diagnosis_and_a_preset_leaves_nothing(tmp_path: Path) -
         (["no-such-file.toml"], "There is no config file"),
         (["digits", "--keep", "3"], "keep=3.0 must be above 0"),
         (["digits", "--memory", "-3"], "holds nothing: give more than 0"),
-        (["digits", "--set", "clusters=auto:0"], "not one of own, labels, auto:K"),
+        (["digits", "--set", "table.clusters=auto:0"], "not one of own, labels, auto:K"),
         (["digits", "--out", "figure.doc"], "does not end in .png"),
         (["digits", "--out", "/dev/null/figure.png"], "/dev/null is no folder that you may write"),
         (["digits", "--sample", "2"], "sample=2"),
-        (["digits", "--set", "client_weights=examples"], "client_weights=equal"),
+        (["digits", "--set", "sampling.objective=examples"], "sampling.objective=equal"),
     ],
 )
 def test_errors_are_sentences(arguments: list[str], said: str) -> None:

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import registry
-from fedvarp import ClusteredTable, FlatModel, LocalSGD, SimulationResult, simulate, stream
+from fedvarp import ClusteredTable, FlatModel, LocalSGD, SimulationResult, stream
 from fedvarp.clusters import by_gradients, by_label_sets
 from fedvarp.clusters.k_means import in_order_of_appearance, k_means
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.data import FederatedDataset, from_tensors, quadratics
 from fedvarp.experiments.build import build
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import load_settings
 from fedvarp.models import Quadratic, quadratic_loss
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables import RowTable
 from fedvarp.theory import curve, measure
+from simulating import simulate
 
 SGD = LocalSGD(lr=0.05, batch_size=5, epochs=1)
 N, K, D = 9, 4, 300
@@ -195,7 +196,7 @@ def test_clusters_that_do_not_fit_are_refused_and_nothing_changes() -> None:
 def run(rounds: int, out: Path | None = None, **changes: Any) -> SimulationResult:
     given: dict[str, Any] = {
         "local_sgd": SGD, "clients_per_round": 4, "algorithm": "cluster_fedvarp", "seed": 3,
-        "cluster_of": "auto:5", "recluster_every": 3, "out": out, "resume": True, "fsync": False,
+        "clusters": "auto:5", "recluster_every": 3, "out": out, "resume": True, "fsync": False,
         "evaluate_every": 100, "num_train_clients": 0,
     }  # fmt: skip
     return simulate(quadratics(20, 10), Quadratic(10), quadratic_loss, rounds=rounds, **(given | changes))  # fmt: skip # noqa: E501
@@ -205,9 +206,9 @@ def run(rounds: int, out: Path | None = None, **changes: Any) -> SimulationResul
 def test_a_resumed_run_with_changing_clusters_is_the_same_to_the_last_bit(
     tmp_path: Path, stop_at: int, states: str
 ) -> None:
-    whole = run(8, tmp_path / "whole", states=states)
-    run(stop_at, tmp_path / "parts", states=states)
-    resumed = run(8, tmp_path / "parts", states=states)
+    whole = run(8, tmp_path / "whole", where=states)
+    run(stop_at, tmp_path / "parts", where=states)
+    resumed = run(8, tmp_path / "parts", where=states)
     assert torch.equal(whole.server.w, resumed.server.w)
     lines = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "parts")]
     assert lines[0] == lines[1]
@@ -215,7 +216,7 @@ def test_a_resumed_run_with_changing_clusters_is_the_same_to_the_last_bit(
 
 def test_quadratics_fall_into_their_planted_clusters_at_once_and_stay_there() -> None:
     """Their gradients differ by constants, so the clusters found are right in every round."""
-    own, auto = run(8, cluster_of=None, recluster_every=None), run(8)
+    own, auto = run(8, clusters=None, recluster_every=None), run(8)
     torch.testing.assert_close(auto.server.w, own.server.w)
     table = auto.server.aggregator.table
     assert isinstance(table, ClusteredTable)
@@ -236,17 +237,22 @@ def test_clusters_are_made_before_round_0_and_every_r_rounds(
         return torch.arange(20) % 5
 
     monkeypatch.setattr(module, "by_gradients", watched)
-    run(8, cluster_of="auto:5:updates")
+    run(8, clusters="auto:5:updates")
     assert rounds == [0, 3, 6]
     rounds.clear()
-    run(8, cluster_of="auto:5:updates", recluster_every=None)
+    run(8, clusters="auto:5:updates", recluster_every=None)
     assert rounds == [0]
-    run(2, cluster_of="auto:5:updates", algorithm="fedavg")
+    run(2, clusters="auto:5:updates", algorithm="fedavg")
     assert rounds == [0]  # who shares no rows needs no clusters
 
 
 def test_clusters_in_settings() -> None:
-    told = ["algorithm=cluster_fedvarp", "clusters=auto:7", "recluster_every=10", "rounds=2"]
+    told = [
+        "algorithm=cluster_fedvarp",
+        "table.clusters=auto:7",
+        "table.recluster_every=10",
+        "rounds=2",
+    ]
     experiment = build(load_settings("digits", told))
     table = experiment.run().server.aggregator.table
     assert isinstance(table, ClusteredTable)
@@ -254,14 +260,14 @@ def test_clusters_in_settings() -> None:
     assert len(set(table.cluster_of.tolist())) == 7
     assert "clusters" not in load_settings("digits").as_toml()  # runs made before can go on
     for wrong, what in (
-        (["clusters=auto"], "clusters"),
-        (["clusters=auto:0"], "clusters"),
-        (["recluster_every=5"], "goes with clusters"),
-        (["clusters=labels", "recluster_every=5"], "goes with clusters"),
+        (["table.clusters=auto"], "clusters"),
+        (["table.clusters=auto:0"], "clusters"),
+        (["table.recluster_every=5"], "goes with clusters"),
+        (["table.clusters=labels", "table.recluster_every=5"], "goes with clusters"),
     ):
         with pytest.raises(SettingsError, match=what):
             load_settings("digits", wrong)
     with pytest.raises(ValueError, match="No clusters are called 'kmeans'"):
         clusters_by_name("kmeans", None, quadratics())
     with pytest.raises(ValueError, match="never change"):
-        clusters_by_name(torch.arange(20), 3, quadratics())
+        clusters_by_name(range(20), 3, quadratics())

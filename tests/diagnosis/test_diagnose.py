@@ -14,9 +14,9 @@ from fedvarp.diagnosis.advice import advice, shares
 from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME, Diagnosis, diagnose, write_json
 from fedvarp.diagnosis.text import as_text, grids
 from fedvarp.experiments.build import build
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import load_settings
 from fedvarp.runs.directory import RunError
+from fedvarp.settings.problems import SettingsError
 from fedvarp.theory import error_terms
 from fedvarp.theory.step_errors import UpdateSpread
 
@@ -85,16 +85,16 @@ def test_a_run_is_measured_where_it_stands(run: Path) -> None:
 
 
 def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path: Path) -> None:
-    told = ["algorithm=cluster_fedvarp", "clusters=auto:3"]
+    told = ["algorithm=cluster_fedvarp", "table.clusters=auto:3"]
     build(load_settings(config, told)).run(tmp_path / "run", progress=False)
     after = diagnose(tmp_path / "run", updates=False, progress=False)
     assert len(after.measured.cluster_sizes or []) == 3
     # Another K was not found yet: the data set's own five stand in for it.
-    other = diagnose(tmp_path / "run", ["clusters=auto:4"], updates=False, progress=False)
+    other = diagnose(tmp_path / "run", ["table.clusters=auto:4"], updates=False, progress=False)
     assert len(other.measured.cluster_sizes or []) == 5
 
 
-@pytest.mark.parametrize("told", [[], ["states.where=disk"], ["states.dtype=int8"]], ids=str)
+@pytest.mark.parametrize("told", [[], ["table.where=disk"], ["table.codec=int8"]], ids=str)
 def test_rows_of_a_run_are_measured_as_they_are(
     config: Path, tmp_path: Path, told: list[str]
 ) -> None:
@@ -274,8 +274,8 @@ def test_a_sample_states_errors_and_has_no_curve(config: Path) -> None:
 
 
 def test_what_cannot_be_diagnosed_is_refused(config: Path, run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--set client_weights=equal"):
-        diagnose(config, ["client_weights=examples"])
+    with pytest.raises(SettingsError, match=r"--set sampling.objective=equal"):
+        diagnose(config, ["sampling.objective=examples"])
     (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
     with pytest.raises(RunError, match="has no checkpoint"):
         diagnose(tmp_path)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvarp import LocalSGD, SimulationResult, simulate
+from fedvarp import LocalSGD, SimulationResult
 from fedvarp.data import FederatedDataset, cifar10, shakespeare
 from fedvarp.models import CharGRU, LeNet5, ResNet18, initialised
+from simulating import simulate
 
 PAPER = LocalSGD(lr=0.03, batch_size=64, epochs=5)
 

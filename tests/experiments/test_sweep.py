@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from fedvarp.cli.app import app
 from fedvarp.experiments.build import build
-from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
 from fedvarp.experiments.settings import Settings
@@ -25,6 +24,7 @@ from fedvarp.experiments.sweep import PAPER_GRID, Grid, Sweep
 from fedvarp.experiments.sweep_engines import LocalEngine, Outcome, make_engine
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
 from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.settings.problems import SettingsError
 
 CONFIG = """
 rounds = 6
@@ -113,9 +113,9 @@ def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path
         ([], Grid(("fedavg",), (0.1, -0.1)), "greater than 0"),
         (["seed=3"], SMALL, "by --seeds"),
         (["client_lr=3"], SMALL, "by --client-lrs"),
-        (["target_accuracy=0.5"], SMALL, "target_accuracy=none"),
+        (["evaluation.target_accuracy=0.5"], SMALL, "evaluation.target_accuracy=none"),
         (["clients_per_round=500"], SMALL, "500"),  # known only with the data, as is the next
-        (["clusters=auto:500"], SMALL, "cannot form 500 clusters"),
+        (["table.clusters=auto:500"], SMALL, "cannot form 500 clusters"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             Sweep.prepare(config, overrides, grid, out)
@@ -208,7 +208,7 @@ def test_processes_give_the_same_bits_and_a_failure_stops_no_other(
 
 def test_ctrl_c_finishes_rounds_and_the_same_command_goes_on(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    rounds = ["--set", "rounds=100000", "--set", "evaluate_every=10000"]
+    rounds = ["--set", "rounds=100000", "--set", "evaluation.every=10000"]
     command = ["sweep", str(config), "--algorithms", "fedavg,fedvarp,mifa", "--client-lrs", "0.1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedvarp.cli", *command, *rounds, "--jobs", "2", "--out", str(out)],

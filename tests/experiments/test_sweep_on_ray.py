@@ -143,7 +143,7 @@ def test_a_cluster_that_is_up_is_used(sweep: Start, cluster: str) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_finishes_the_rounds_of_tasks(tmp_path: Path, sweep: Start) -> None:
-    endless = ("--set", "rounds=1000000", "--set", "evaluate_every=1000000")
+    endless = ("--set", "rounds=1000000", "--set", "evaluation.every=1000000")
     process = sweep("--algorithms", "fedavg,mifa", *endless)
     runs = [tmp_path / "out" / f"small-{name}-lr0.1-seed0" for name in ("fedavg", "mifa")]
     deadline = time.monotonic() + 120

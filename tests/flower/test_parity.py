@@ -9,12 +9,13 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from fedvarp import FlatModel, LocalSGD, simulate
+from fedvarp import FlatModel, LocalSGD
 from fedvarp.data import FederatedDataset, digits
 from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from fedvarp.models import LogisticRegression, initialised
 from flower.apps import local_sgd_app
 from flower.in_process import InProcessGrid, be_the_server_app
+from simulating import simulate
 
 NUM_CLIENTS = 32
 LOCAL_SGD = LocalSGD(lr=0.2, batch_size=10, epochs=2)

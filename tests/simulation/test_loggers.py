@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedvarp import LocalSGD, SimulationResult, simulate
+from fedvarp import LocalSGD, SimulationResult
 from fedvarp.cli.app import app
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.simulation.loggers import Logger, MLflowLogger, TensorBoardLogger
+from simulating import simulate
 
 
 def short_run(logger: Logger, rounds: int = 4, **changes: Any) -> SimulationResult:
@@ -57,9 +58,9 @@ class Kept(Logger):
 
 
 def test_a_logger_gets_the_numbers_of_every_round_and_is_closed() -> None:
-    with Kept() as logger:
-        result = short_run(logger)
-        assert not logger.closed
+    logger = Kept()
+    assert not logger.closed
+    result = short_run(logger)
     assert logger.closed
     assert logger.rounds == [0, 1, 2, 3, 4]
     for record, figures in zip(result.metrics, logger.figures, strict=True):
@@ -89,11 +90,11 @@ def test_tensorboard_forgets_rounds_that_a_resumed_run_repeats(tmp_path: Path) -
     pytest.importorskip("tensorboard", reason="the extra fedvarp[tensorboard] is not installed")
     with TensorBoardLogger(tmp_path) as before:
         for t in range(6):
-            before({"round": t, "local_loss": 1.0})
+            before.log(t, {"local_loss": 1.0})
     # The checkpoint had round 3, so rounds 4 and 5 come again.
     with TensorBoardLogger(tmp_path) as after:
         for t in (4, 5):
-            after({"round": t, "local_loss": 2.0})
+            after.log(t, {"local_loss": 2.0})
     values = [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
     assert tensorboard_curves(tmp_path)["local_loss"] == list(enumerate(values))
 
@@ -101,7 +102,7 @@ def test_tensorboard_forgets_rounds_that_a_resumed_run_repeats(tmp_path: Path) -
 def test_tensorboard_shows_that_a_run_diverged(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra fedvarp[tensorboard] is not installed")
     with TensorBoardLogger(tmp_path) as logger:
-        logger({"round": 1, "local_loss": math.nan})
+        logger.log(1, {"local_loss": math.nan})
     ((step, value),) = tensorboard_curves(tmp_path)["local_loss"]
     assert step == 1
     assert math.isnan(value)
@@ -132,7 +133,7 @@ def test_mlflow_reads_what_was_logged(tmp_path: Path) -> None:
     assert points[-1].value == result.metrics[-1]["test_accuracy"]
     # A resumed run goes on with its curves.
     with MLflowLogger("digits", tracking_uri=where, run_id=run.info.run_id) as again:
-        again({"round": 5, "test_accuracy": 0.5})
+        again.log(5, {"test_accuracy": 0.5})
     assert len(client.get_metric_history(run.info.run_id, "test_accuracy")) == 4
     with (
         pytest.raises(ZeroDivisionError),

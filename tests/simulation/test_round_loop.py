@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Checkpoint, LocalSGD, simulate
+from fedvarp import Checkpoint, LocalSGD
 from fedvarp.clients import local_training
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
@@ -24,6 +24,7 @@ from fedvarp.runs.directory import Journal, RunDirectory, RunError
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers import SequentialTrainer
+from simulating import simulate
 
 ONE_EPOCH = LocalSGD(lr=0.1, batch_size=1, epochs=1)
 
@@ -364,7 +365,7 @@ def test_clusters_given_come_before_those_of_the_data_set() -> None:
         quadratic_loss,
         algorithm="cluster_fedvarp",
         clients_per_round=2,
-        cluster_of=torch.tensor([0, 1, 2, 2]),
+        clusters=torch.tensor([0, 1, 2, 2]),
         rounds=1,
         local_sgd=ONE_EPOCH,
     )
@@ -409,29 +410,33 @@ def test_scaffold_stays_stable_with_momentum() -> None:
 # What a run refuses
 
 
-def test_cohort_and_table_must_have_one_objective() -> None:
+def test_cohort_and_table_weigh_clients_as_the_sampler_says() -> None:
     uneven = torch.tensor([1.0, 2.0, 3.0])
-    weighted = WeightedSampler([1.0, 1.0, 1.0], 2, 0, objective=uneven)
-    for sampler, weights in ((weighted, None), (UniformSampler(3, 2, 0), uneven)):
-        with pytest.raises(ValueError, match="another objective than client_weights"):
-            simulate(
-                points(1, 1, 1),
-                Quadratic(2),
-                quadratic_loss,
-                local_sgd=ONE_EPOCH,
-                rounds=1,
-                sampler=sampler,
-                client_weights=weights,
-            )
+    sampler = WeightedSampler([1.0, 1.0, 1.0], 3, 0, objective=uneven)
+    result = simulate(
+        points(1, 1, 1),
+        Quadratic(2),
+        quadratic_loss,
+        local_sgd=ONE_EPOCH,
+        rounds=1,
+        sampler=sampler,
+    )
+    table = result.server.aggregator.table
+    assert table is not None
+    rows = table.get(torch.arange(3))
+    expected = (uneven / uneven.sum()) @ rows
+    torch.testing.assert_close(table.mean(), expected)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"client_weights": torch.ones(2)}, "client_weights has shape"),
-        ({"cluster_of": torch.zeros(5, dtype=torch.int64)}, "cluster_of has shape"),
-        ({"sampler": UniformSampler(3, 1, 0)}, "clients_per_round or a sampler"),
-        ({"sampler": UniformSampler(9, 1, 0), "clients_per_round": None}, "9 clients"),
+        ({"client_weights": torch.ones(2)}, "sampler is for 2 clients"),
+        (
+            {"clusters": torch.zeros(5, dtype=torch.int64)},
+            "clusters.* 5 numbers; give one for each of the 3",
+        ),
+        ({"sampler": UniformSampler(9, 1, 0)}, "9 clients"),
         ({"target_accuracy": 50.0}, "at most 1"),
         ({"target_accuracy": 0.5}, "no accuracy to reach"),
     ],
@@ -490,7 +495,7 @@ def test_a_schedule_of_ones_own_can_be_resumed(tmp_path: Path) -> None:
     for rounds in (2, 4):
         local = LocalSGD(lr=0.1, batch_size=1, epochs=1, schedule=halving)
         resumable(tmp_path, local_sgd=local, rounds=rounds)
-    assert RunDirectory(tmp_path).settings()["local_sgd"]["schedule"].endswith("halving")
+    assert RunDirectory(tmp_path).settings()["local_sgd"]["schedule"]["name"].endswith("halving")
 
 
 def test_another_loss_or_frozen_weight_is_another_run(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from fedvarp import (
     Server,
     ServerMomentum,
     SimulationResult,
-    simulate,
 )
 from fedvarp.algorithms.registry import ALGORITHMS, TableSettings
 from fedvarp.clients.availability import Bernoulli, Trace
@@ -36,7 +35,8 @@ from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
 from fedvarp.runs.directory import RunDirectory, RunError
-from fedvarp.simulation.round_loop import Record
+from fedvarp.simulation.callbacks import Record
+from simulating import simulate
 
 every_algorithm = pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 DIM = 650  # of a logistic regression on 8 × 8 digits: 64 · 10 + 10
@@ -275,14 +275,14 @@ def test_unequal_client_weights_change_the_objective() -> None:
     ("wrong", "message"),
     [
         ({"clients_per_round": 101}, "101"),
-        ({"clients_per_round": None}, "clients_per_round, or sampler"),
+        ({"clients_per_round": None}, "how many clients take part.*or give a sampler"),
         ({"rounds": 0}, "rounds=0 must be at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every=0"),
-        ({"commit_every": 0}, "commit_every=0"),
+        ({"evaluate_every": 0}, "every = 0 should be at least 1"),
+        ({"commit_every": 0}, "commit_every = 0 should be at least 1"),
         ({"algorithm": "fedprox"}, "No algorithm is called 'fedprox'; there are fedavg, fedvarp"),
-        ({"states": "cloud"}, 'must be "memory" or "disk"'),
-        ({"states": "disk"}, "say where with out="),
-        ({"dtype": "int4"}, "No codec is called 'int4'"),
+        ({"where": "cloud"}, "where = 'cloud' is not one of memory or disk"),
+        ({"where": "disk"}, "say where with recording="),
+        ({"codec": "int4"}, "codec = 'int4' is not one of"),
     ],
 )
 def test_wrong_settings_are_refused(
@@ -404,8 +404,8 @@ def test_settings_are_utf_8_whatever_the_locale(tmp_path: Path) -> None:
 def test_settings_that_fail_leave_no_run_behind(
     some_digits: FederatedDataset, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="No codec"):
-        short_run(some_digits, out=tmp_path, dtype="int4")
+    with pytest.raises(ValueError, match="codec = 'int4'"):
+        short_run(some_digits, out=tmp_path, codec="int4")
     assert short_run(some_digits, out=tmp_path).stopped == "rounds"
 
 
@@ -483,7 +483,7 @@ def test_a_run_in_pieces_is_the_run_in_one(
                 **common,
                 out=tmp_path,
                 resume=True,
-                states=states,
+                where=states,
                 commit_every=commit_every,
                 callbacks=[pull],
             )
@@ -492,7 +492,7 @@ def test_a_run_in_pieces_is_the_run_in_one(
         **common,
         out=tmp_path,
         resume=True,
-        states=states,
+        where=states,
         commit_every=commit_every,
         callbacks=[pull],
     )
@@ -503,7 +503,7 @@ def test_a_run_in_pieces_is_the_run_in_one(
 RUNNER = """
 import sys, torch
 from torch.nn.functional import cross_entropy
-from fedvarp import LocalSGD, simulate
+from fedvarp import Evaluation, LocalSGD, Recording, Table, simulate
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
 torch.set_num_threads(1)
@@ -512,7 +512,8 @@ dataset = digits()
 result = simulate(
     dataset, initialised(lambda: LogisticRegression(64, 10), 0), algorithm=algorithm,
     local_sgd=LocalSGD(lr=0.5, batch_size=10, epochs=3), clients_per_round=3, rounds=rounds,
-    evaluate_every=7, out=out, resume=True, states=states, fsync=False, num_train_clients=20,
+    evaluation=Evaluation(every=7, num_train_clients=20), table=Table(where=states),
+    recording=Recording(out=out, resume=True, fsync=False),
 )
 print(result.stopped, result.server.round, flush=True)
 """

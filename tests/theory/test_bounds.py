@@ -15,12 +15,13 @@ import torch
 from benchmarks.noisy_quadratics import NoisyQuadratics
 from torch import Tensor
 
-from fedvarp import Broadcast, FlatModel, LocalSGD, Server, simulate
+from fedvarp import Broadcast, FlatModel, LocalSGD, Server
 from fedvarp.clients import local_training
 from fedvarp.data import quadratics
 from fedvarp.models import Quadratic, quadratic_loss
-from fedvarp.simulation.round_loop import Record
+from fedvarp.simulation.callbacks import Record
 from fedvarp.theory import ErrorTerms, conditions, error_terms
+from simulating import simulate
 
 ALGORITHMS = ["fedavg", "fedvarp", "cluster_fedvarp"]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)

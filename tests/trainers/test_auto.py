@@ -261,7 +261,7 @@ def test_the_next_candidate_is_tried_where_one_fails() -> None:
 
 
 def test_resume_told_auto_goes_by_the_choice_there_is(tmp_path: Path) -> None:
-    build(load_settings("digits", ["rounds=3", "exact=false"])).run(tmp_path)
+    build(load_settings("digits", ["rounds=3", "trainer.exact=false"])).run(tmp_path)
     directory = RunDirectory(tmp_path)
     directory.write_settings(directory.settings() | {"trainer": "vectorised", "auto": "why"})
     resume(tmp_path, ["rounds=4", "trainer=auto"], progress=False)

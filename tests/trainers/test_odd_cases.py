@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedvarp import Broadcast, FlatModel, LocalSGD, SimulationResult, simulate, stream
+from fedvarp import Broadcast, FlatModel, LocalSGD, SimulationResult, stream
 from fedvarp.cli.errors import sentence
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.clients.sampling import Cohort
@@ -28,6 +28,7 @@ from fedvarp.trainers import (
 )
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
+from simulating import simulate
 
 SIZES = [7, 1, 12, 4, 9]
 FEATURES, CLASSES = 5, 3

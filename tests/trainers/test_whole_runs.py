@@ -23,7 +23,6 @@ from fedvarp import (
     RoundUpdates,
     Server,
     SimulationResult,
-    simulate,
 )
 from fedvarp.clients.sampling import Cohort, UniformSampler
 from fedvarp.data import FederatedDataset, digits
@@ -39,6 +38,7 @@ from fedvarp.trainers import (
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.makers import TrainerParts, make_trainer
 from fedvarp.trainers.sequential import gather
+from simulating import simulate
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,8 @@ Prolonged = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Changes rounds, evaluation.target_accuracy or trainer, as in --set rounds=2000.",
+        help="Changes rounds, evaluation.target_accuracy, trainer or recording, as in "
+        "--set rounds=2000.",
     ),
 ]
 DataDir = Annotated[
@@ -109,18 +110,15 @@ def run(
     """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
     from fedvarp.cli.output import print_dry_run, report, safe_rounds, say, shows_progress
     from fedvarp.experiments.files import load_settings
-    from fedvarp.runs.directory import RunDirectory, RunError
 
+    if out is not None and not dry_run:
+        _refuse_to_overwrite(out)  # before torch is loaded
     settings = load_settings(config, overrides or [])
-    directory = out or Path("runs") / settings.run_name
+    directory = out or Path(settings.recording.out or Path("runs") / settings.run_name)
     if dry_run:
         print_dry_run(settings, directory, data_dir, as_json)
         return
-    if RunDirectory(directory).exists:
-        raise RunError(
-            f"{directory} holds a run already. `fedvarp resume {directory}` goes on with it; "
-            f"--out chooses another directory."
-        )
+    _refuse_to_overwrite(directory)
     from fedvarp.experiments.build import build  # not before all the above is right: it loads torch
 
     experiment = build(settings, data_dir)
@@ -248,6 +246,16 @@ def main() -> None:
     # Schedulers end a job by SIGTERM: it should finish its round too.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     app()
+
+
+def _refuse_to_overwrite(directory: Path) -> None:
+    from fedvarp.runs.directory import RunDirectory, RunError
+
+    if RunDirectory(directory).exists:
+        raise RunError(
+            f"{directory} holds a run already. `fedvarp resume {directory}` goes on with it; "
+            f"--out chooses another directory."
+        )
 
 
 def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:

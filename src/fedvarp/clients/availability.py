@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import AbsolutePath
 
 Probability = float | Sequence[float] | Tensor  # one for all clients, or one for each
 
@@ -174,16 +175,20 @@ class Trace:
             raise ValueError(f"A trace needs rounds 0, 1, ..., got {list(self.clients)}.")
 
     @classmethod
-    def from_csv(cls, path: str | Path, after_end: Literal["repeat", "error"] = "error") -> Trace:
+        cls,
+        file: AbsolutePath | Path,
+        after_end: Literal["repeat", "error"] = "error",
+        cls, file: AbsolutePath | Path, after_end: Literal["repeat", "error"] = "error"
+    ) -> Trace:
         """Reads a file of two columns, one line for each client and round it was online.
 
         The first line is ``round,client``; both count from 0, and lines may come in any order. A
         line without a client, such as ``9,``, records a round that had nobody online.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeError) as error:
-            raise ValueError(f"Cannot read the availability trace {path}: {error}.") from error
+            raise ValueError(f"Cannot read the availability trace {file}: {error}.") from error
         lines += [""] * (2 - len(lines))  # a file too short is refused at the line it lacks
         clients: dict[int, list[int]] = {}
         for number, line in enumerate(lines, start=1):
@@ -191,7 +196,7 @@ class Trace:
             fields = re.fullmatch(pattern, line.strip())
             if fields is None:
                 raise ValueError(
-                    f"Cannot read line {number} of the availability trace {path}: {line!r}. "
+                    f"Cannot read line {number} of the availability trace {file}: {line!r}. "
                     "Expected the header `round,client`, then on each line a round and a client "
                     "that was online, both counted from 0, for example `0,17`."
                 )

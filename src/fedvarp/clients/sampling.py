@@ -126,6 +126,11 @@ class WeightedSampler:
     availability: Availability | None = None
     dropout: Probability = 0.0
 
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.sizes)
+
     def __post_init__(self) -> None:
         sizes, objective, dropout = self._columns()
         for name, column in (("sizes", sizes), ("objective", objective)):

@@ -13,7 +13,7 @@ from fedvarp.data.cifar10_files import Cifar10Images, read_cifar10
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.locate import data_root
 from fedvarp.data.own_data import from_partition
-from fedvarp.data.partition import PartitionName, split
+from fedvarp.data.partition import ALPHA, SHARDS_PER_CLIENT, PartitionName, split
 from fedvarp.settings.bounds import Count, Positive, Seed
 from fedvarp.settings.checked import checked
 
@@ -29,8 +29,8 @@ def cifar10(
     *,
     partition: PartitionName = "shards",
     num_clients: Count = 250,
-    shards_per_client: Count | None = None,
-    alpha: Positive | None = None,
+    shards_per_client: Count = SHARDS_PER_CLIENT,
+    alpha: Positive = ALPHA,
     seed: Seed = 0,
     augment: bool = False,
 ) -> FederatedDataset:
@@ -44,10 +44,9 @@ def cifar10(
             client some shards at random, "dirichlet" gives clients of equal size a label mix each,
             "iid" splits at random.
         num_clients: How many clients the examples are split over.
-        shards_per_client: How many label shards a client gets, for the partition "shards"; 2 unless
-            given.
+        shards_per_client: How many label shards a client gets, for the partition "shards".
         alpha: Concentration of the clients' label mixes, for the partition "dirichlet": the smaller
-            it is, the fewer labels a client has; 0.1 unless given.
+            it is, the fewer labels a client has.
         seed: Keys the split alone, so that runs with several seeds can share one federation.
         augment: Whether images are cropped (after 4 black pixels of padding) and mirrored at random
             while training.

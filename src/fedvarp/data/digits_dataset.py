@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.own_data import from_partition
-from fedvarp.data.partition import PartitionName, split
+from fedvarp.data.partition import ALPHA, SHARDS_PER_CLIENT, PartitionName, split
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Positive, Seed
 from fedvarp.settings.checked import checked
@@ -28,8 +28,8 @@ def digits(
     *,
     partition: PartitionName = "shards",
     num_clients: Count = 100,
-    shards_per_client: Count | None = None,
-    alpha: Positive | None = None,
+    shards_per_client: Count = SHARDS_PER_CLIENT,
+    alpha: Positive = ALPHA,
     seed: Seed = 0,
 ) -> FederatedDataset:
     """Splits scikit-learn's digits over clients: 1600 images to train on, 197 to test on.
@@ -39,10 +39,9 @@ def digits(
             client some shards at random, "dirichlet" gives clients of equal size a label mix each,
             "iid" splits at random.
         num_clients: How many clients the examples are split over.
-        shards_per_client: How many label shards a client gets, for the partition "shards"; 2 unless
-            given.
+        shards_per_client: How many label shards a client gets, for the partition "shards".
         alpha: Concentration of the clients' label mixes, for the partition "dirichlet": the smaller
-            it is, the fewer labels a client has; 0.1 unless given.
+            it is, the fewer labels a client has.
         seed: Keys the split and which images are held out, and nothing else, so that runs with
             several seeds can share one federation.
 

@@ -14,7 +14,7 @@ client is empty.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ PartitionName = Literal["shards", "dirichlet", "iid"]
 
 # Under Dirichlet(0.1) nearly every client has a label set of its own; the labels that make up most
 # of its data are what it shares with others.
+SHARDS_PER_CLIENT: Final = 2
+"""The paper's."""
+ALPHA: Final = 0.1
+"""The usual concentration of Dirichlet label mixes."""
 _MAIN_LABELS = 0.5
 
 
@@ -157,8 +161,8 @@ def split(
     how: PartitionName,
     *,
     num_clients: int,
-    shards_per_client: int | None = None,
-    alpha: float | None = None,
+    shards_per_client: int = SHARDS_PER_CLIENT,
+    alpha: float = ALPHA,
     seed: int,
 ) -> tuple[Partition, Clusters]:
     """Splits examples by the name of a partition, and finds its natural clusters.
@@ -170,8 +174,8 @@ def split(
         labels: (n,) the label of each example.
         how: The name of the partition.
         num_clients: N.
-        shards_per_client: As in `shards`, which alone takes it; 2 unless given.
-        alpha: As in `dirichlet`, which alone takes it; 0.1 unless given.
+        shards_per_client: As in `shards`, which alone takes it.
+        alpha: As in `dirichlet`, which alone takes it.
         seed: Keys the split.
 
     Returns:
@@ -181,22 +185,25 @@ def split(
         ValueError: There is no such partition, it cannot be made of these examples, or it has no
             use for what was given.
     """
-    for name, value, user in (
-        ("shards_per_client", shards_per_client, "shards"),
-        ("alpha", alpha, "dirichlet"),
+    for name, value, default, user in (
+        ("shards_per_client", shards_per_client, SHARDS_PER_CLIENT, "shards"),
+        ("alpha", alpha, ALPHA, "dirichlet"),
     ):
-        if value is not None and how != user:
+        if value != default and how != user:  # a default is no choice
             raise ValueError(
                 f'{name} = {value} has no effect with partition = "{how}": leave it out, or choose '
                 f'partition = "{user}", which uses it.'
             )
     if how == "shards":
         parts = shards(
-            labels, num_clients=num_clients, shards_per_client=shards_per_client or 2, seed=seed
+            labels,
+            num_clients=num_clients,
+            shards_per_client=shards_per_client,
+            seed=seed,
         )
         return parts, clusters_by_labels(labels, parts)
     if how == "dirichlet":
-        parts = dirichlet(labels, num_clients=num_clients, alpha=alpha or 0.1, seed=seed)
+        parts = dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
         return parts, clusters_by_labels(labels, parts, coverage=_MAIN_LABELS)
     if how == "iid":
         parts = iid(labels, num_clients=num_clients, seed=seed)

@@ -73,6 +73,11 @@ def simulate(
     sampler = clients_per_round
     if isinstance(sampler, int):
         sampler = UniformSampler(dataset.num_clients, sampler, seed)
+    if not hasattr(sampler, "cohort"):
+        raise ValueError(
+            f"clients_per_round={clients_per_round!r}: say how many clients take part in a round, "
+            f"or give a sampler, such as fedvarp.clients.UniformSampler."
+        )
     if recording is None or isinstance(recording, str | os.PathLike):
         recording = Recording(out=None if recording is None else os.fspath(recording))
     return Task(

@@ -1,13 +1,25 @@
-"""Arguments of `simulate` under short flat names, for tests that vary one setting at a time."""
+"""`simulate` with all settings under short flat names, for tests that vary one at a time."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from fedvarp import Evaluation, Recording, Table, Trainer
-from fedvarp.clients.sampling import WeightedSampler
+import fedvarp
+from fedvarp import (
+    Callback,
+    Evaluation,
+    OnRoundEnd,
+    Recording,
+    SimulationResult,
+    Table,
+    Trainer,
+)
+from fedvarp.clients import Loss, WeightedSampler
+from fedvarp.data import FederatedDataset
 
 _EVALUATION: Final = {"evaluate_every": "every"} | {
     name: name for name in ("num_train_clients", "num_test_examples", "target_accuracy")
@@ -15,6 +27,18 @@ _EVALUATION: Final = {"evaluate_every": "every"} | {
 _RECORDING: Final = {n: n for n in ("out", "resume", "commit_every", "fsync", "progress")}
 _TABLE: Final = {n: n for n in ("where", "codec", "clusters", "recluster_every")}
 _TRAINER: Final = {n: n for n in ("workers", "compile", "exact", "device", "threads")}
+
+
+def simulate(
+    dataset: FederatedDataset, model: nn.Module, loss: Loss = cross_entropy, **flat: Any
+) -> SimulationResult:
+    """`fedvarp.simulate`; functions may stand for callbacks."""
+    given = grouped(**flat)
+    if "callbacks" in given:
+        given["callbacks"] = [
+            each if isinstance(each, Callback) else OnRoundEnd(each) for each in given["callbacks"]
+        ]
+    return fedvarp.simulate(dataset, model, loss, **given)
 
 
 def grouped(**flat: Any) -> dict[str, Any]:
@@ -35,8 +59,8 @@ def grouped(**flat: Any) -> dict[str, Any]:
         given["trainer"] = Trainer(name=given.get("trainer", "sequential"), **trainer)
     if "sampler" in given:
         given["clients_per_round"] = given.pop("sampler")
-    if "client_weights" in given:
-        weights = given.pop("client_weights")
+    weights = given.pop("client_weights", None)
+    if weights is not None and isinstance(given["clients_per_round"], int):
         size, seed = given["clients_per_round"], given.get("seed", 0)
         equal = torch.ones(len(weights))
         given["clients_per_round"] = WeightedSampler(equal, size, seed, objective=weights)
