@@ -3,9 +3,12 @@ from .availability import Bernoulli as Bernoulli
 from .availability import Cyclic as Cyclic
 from .availability import Markov as Markov
 from .availability import Trace as Trace
+from .compiled_gradient import CompiledGradient as CompiledGradient
 from .evaluation import Evaluator as Evaluator
+from .evaluation import Figures as Figures
 from .local_sgd import LocalResult as LocalResult
 from .local_sgd import LocalSGD as LocalSGD
+from .local_sgd import Loss as Loss
 from .sampling import ClientSampler as ClientSampler
 from .sampling import Cohort as Cohort
 from .sampling import UniformSampler as UniformSampler
