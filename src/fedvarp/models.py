@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Literal, Self, TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count
 
 if TYPE_CHECKING:
     from fedvarp.data.federated_dataset import FederatedDataset
@@ -27,6 +28,13 @@ def initialised(factory: Callable[[], Module], seed: int) -> Module:
 
     Layers draw their weights from torch's global generator; it is lent to them in a state keyed by
     the seed and put back afterwards. The model must be built on the CPU.
+
+    Args:
+        factory: Builds the model.
+        seed: The run's seed.
+
+    Returns:
+        The model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.random.set_rng_state(stream(seed, "initial weights").get_state())
@@ -34,7 +42,11 @@ def initialised(factory: Callable[[], Module], seed: int) -> Module:
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 in its usual modern reading, for 32 x 32 colour images: 62,006 parameters."""
+    """LeNet-5 in its usual modern reading, for 32 x 32 colour images: 62,006 parameters.
+
+    Args:
+        classes: How many labels there are.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -44,8 +56,8 @@ class LeNet5(nn.Module):
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, classes)
-        """One logit a class."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps images, (n, 3, 32, 32), to logits, (n, classes)."""
         # ReLU is monotone, so max-pooling first gives the same numbers for a quarter of the ReLUs.
         x = relu(max_pool2d(self.conv1(x), 2))  # (n, 6, 14, 14)
         x = relu(max_pool2d(self.conv2(x), 2))  # (n, 16, 5, 5)
@@ -60,9 +72,13 @@ class ResNet18(nn.Module):
 
     GroupNorm stands where the original has BatchNorm, whose running statistics are neither weights
     nor comparable between clients with different data.
+
+    Args:
+        classes: How many labels there are.
+        groups: Into how many groups GroupNorm divides the channels of each layer.
     """
 
-    def __init__(self, classes: int = 10, groups: int = 2) -> None:
+    def __init__(self, classes: int = 10, groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(groups, 64)
@@ -74,8 +90,8 @@ class ResNet18(nn.Module):
         )
         self.head = nn.Linear(512, classes)
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 32, 32) -> (n, classes)
-        """One logit a class."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps images, (n, 3, 32, 32), to logits, (n, classes)."""
         x = relu(self.norm(self.stem(x)))  # (n, 64, 32, 32)
         x = self.stages(x)  # (n, 512, 4, 4)
         logits: Tensor = self.head(x.mean((2, 3)))
@@ -108,23 +124,34 @@ def _stage(inputs: int, outputs: int, stride: int, groups: int) -> nn.Sequential
 
 
 class CharGRU(nn.Module):
-    """The next character after a window of characters: 63,952 parameters for 80 symbols."""
+    """Guesses the character after a window of characters: 63,952 parameters for 80 symbols.
 
-    def __init__(self, vocabulary: int = 80, embedding: int = 8, hidden: int = 128) -> None:
+    Args:
+        vocabulary: How many symbols there are.
+        embedding: How many numbers stand for a symbol.
+        hidden: How many numbers the GRU remembers.
+    """
+
+    def __init__(self, vocabulary: int = 80, embedding: Count = 8, hidden: Count = 128) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.gru = nn.GRU(embedding, hidden, batch_first=True)
         self.head = nn.Linear(hidden, vocabulary)
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, window) integer codes -> (n, vocabulary)
-        """One logit a symbol, for the character after the window."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps integer codes, (n, window), to logits of the next symbol, (n, vocabulary)."""
         states, _ = self.gru(self.embedding(x.long()))  # (n, window, hidden)
         logits: Tensor = self.head(states[:, -1])
         return logits
 
 
 class LogisticRegression(nn.Module):
-    """One linear layer; inputs of any shape are flattened."""
+    """One linear layer; inputs of any shape are flattened.
+
+    Args:
+        features: How many numbers an input has.
+        classes: How many labels there are.
+    """
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -132,19 +159,23 @@ class LogisticRegression(nn.Module):
 
     @classmethod
     def for_dataset(cls, dataset: FederatedDataset) -> Self:
-        """One as wide as the data asks."""
+        """Makes one as wide as the data asks."""
         if dataset.num_classes is None:
             raise ValueError("Logistic regression needs a data set with classes (num_classes).")
         return cls(dataset.client(0)[0][0].numel(), dataset.num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, ...) -> (n, classes)
-        """One logit a class."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps inputs, (n, ...), to logits, (n, classes)."""
         logits: Tensor = self.linear(x.flatten(1))
         return logits
 
 
 class Quadratic(nn.Module):
-    """The point w itself, for `fedvarp.data.quadratics`; starts at zero."""
+    """The point w itself, for `fedvarp.data.quadratics`; starts at zero.
+
+    Args:
+        dim: How many numbers w has.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -152,19 +183,27 @@ class Quadratic(nn.Module):
 
     @classmethod
     def for_dataset(cls, dataset: FederatedDataset) -> Self:
-        """One of the data's own dimension."""
+        """Makes one of the data's own dimension."""
         return cls(len(dataset.client(0)[0][0]))
 
     @staticmethod
-    def loss(offset: Tensor, curvature: Tensor) -> Tensor:  # (n, d), (n, d) -> ()
-        """The loss that goes with it, `quadratic_loss`."""
+    def loss(offset: Tensor, curvature: Tensor) -> Tensor:
+        """The loss that goes with it: `quadratic_loss`."""
         return quadratic_loss(offset, curvature)
 
-    def forward(self, x: Tensor) -> Tensor:  # (n, d) -> (n, d)
-        """The offset of w from each example."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps examples, (n, d), to the offset of w from each, (n, d)."""
         return self.w - x
 
 
-def quadratic_loss(offset: Tensor, curvature: Tensor) -> Tensor:  # (n, d), (n, d) -> ()
-    """Mean over examples of ½ (w − x)ᵀ diag(h) (w − x)."""
+def quadratic_loss(offset: Tensor, curvature: Tensor) -> Tensor:
+    """Computes the mean over examples of ½ (w − x)ᵀ diag(h) (w − x).
+
+    Args:
+        offset: (n, d), w − x of each example, as `Quadratic` gives it.
+        curvature: (n, d), h of each example.
+
+    Returns:
+        The loss, ().
+    """
     return 0.5 * (curvature * offset.square()).sum(1).mean()

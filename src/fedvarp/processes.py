@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 CORES_VARIABLE: Final = "FEDVARP_CORES"
+"""The environment variable that says how many cores a process may use."""
 _TRIM_THRESHOLD: Final = -1  # the numbers of malloc.h
 _MMAP_THRESHOLD: Final = -3
 _LARGEST_MMAP_THRESHOLD: Final = 32 * 2**20  # glibc refuses more
@@ -23,9 +24,16 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def usable_cores() -> int:
-    """What the environment variable FEDVARP_CORES says; else the cores this process may use.
+    """Counts the cores this process may use.
 
-    A sweep sets it, so that several runs at once do not each take all cores.
+    A sweep sets the environment variable FEDVARP_CORES, so that several runs at once do not each
+    take all cores.
+
+    Returns:
+        What FEDVARP_CORES says; else how many cores the system gives this process.
+
+    Raises:
+        ValueError: FEDVARP_CORES is no whole number of at least 1.
     """
     told = os.environ.get(CORES_VARIABLE, "")
     if told:
@@ -55,15 +63,17 @@ def keep_freed_memory() -> bool:
 
 
 def who_is_watched() -> int | None:
-    """Our process number, for `signal_when_orphaned` in a child; None from a passing thread.
+    """Says whose death a child should notice, for `signal_when_orphaned` in that child.
 
-    Linux takes the end of the thread that started a child for the end of its parent.
+    Returns:
+        The number of this process; None outside the main thread, since Linux takes the end of the
+        thread that started a child for the end of its parent.
     """
     return os.getpid() if threading.current_thread() is threading.main_thread() else None
 
 
 def signal_when_orphaned(parent: int | None, which: signal.Signals) -> None:
-    """In a child: asks Linux for that signal when the parent dies. Other systems have no such call.
+    """Asks Linux, in a child, for a signal when the parent dies; other systems cannot be asked.
 
     Args:
         parent: What `who_is_watched` said in the parent; None: nothing is asked for.
@@ -78,7 +88,11 @@ def signal_when_orphaned(parent: int | None, which: signal.Signals) -> None:
 
 
 class Interruption:
-    """While entered, the first SIGINT only sets `requested`; the second one raises as usual."""
+    """While entered, the first SIGINT only sets `requested`; the second one raises as usual.
+
+    Attributes:
+        requested: Whether somebody has pressed Ctrl-C.
+    """
 
     def __init__(self) -> None:
         self.requested = False

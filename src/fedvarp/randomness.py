@@ -29,7 +29,7 @@ _LEFT_AT: Final = 8
 
 
 def stream(seed: int, purpose: str, *key: int) -> torch.Generator:
-    """An independent CPU generator for one purpose; the same arguments give the same draws.
+    """Makes an independent CPU generator for one purpose; equal arguments give equal draws.
 
     The key is expanded by SHAKE-256 to the whole state of the generator. Seeding with a hash of the
     key would not do: torch keeps 32 bits of a seed, so among 10⁵ streams two would be the same one.
@@ -38,6 +38,9 @@ def stream(seed: int, purpose: str, *key: int) -> torch.Generator:
         seed: The run's seed.
         purpose: What is drawn, for instance ``"cohort"`` or ``"batches"``.
         *key: What it is drawn for, for instance the round and the client.
+
+    Returns:
+        A generator at the beginning of its stream.
     """
     name = json.dumps([operator.index(seed), purpose, *map(operator.index, key)])
     words = np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * _WORDS), dtype="<u4")

@@ -1,3 +1,5 @@
+"""Crops and flips of a whole batch are those of a loop over its images."""
+
 from __future__ import annotations
 
 import torch

@@ -1,3 +1,5 @@
+"""What a federated data set promises, and what it refuses."""
+
 from __future__ import annotations
 
 import pickle
@@ -141,3 +143,11 @@ def test_the_fingerprint_follows_the_data() -> None:
     assert data().fingerprint() == data().fingerprint()
     different = [data(), data(1.0), data(clusters=[0, 0, 1]), data(clusters=[0, 1, 1])]
     assert len({one.fingerprint() for one in different}) == 4
+
+
+def test_the_largest_clients_come_first_and_equal_ones_stay_in_order() -> None:
+    sizes = torch.tensor([4, 12, 7, 12])
+    data = FederatedDataset(load=load_two, num_clients=4, num_examples=sizes)
+    assert data.largest_first([0, 3, 1, 2]) == [3, 1, 2, 0]
+    unknown = FederatedDataset(load=load_two, num_clients=4)
+    assert unknown.largest_first([0, 3, 1, 2]) == [0, 3, 1, 2]

@@ -1,3 +1,5 @@
+"""Where data files are looked for, and what is said if they are not there."""
+
 from __future__ import annotations
 
 from pathlib import Path

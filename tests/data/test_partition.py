@@ -1,3 +1,5 @@
+"""Splits over clients: every example once, by the distribution asked for."""
+
 from __future__ import annotations
 
 import pytest

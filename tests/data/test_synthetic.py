@@ -1,3 +1,5 @@
+"""Quadratics with exactly the constants asked for, and Synthetic(α, β)."""
+
 from __future__ import annotations
 
 import itertools

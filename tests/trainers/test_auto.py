@@ -1,4 +1,4 @@
-"""Which trainers are tried, and which of them may be chosen."""
+"""Which trainer is chosen, what becomes of the rounds tried out, and how the choice is kept."""
 
 from __future__ import annotations
 
@@ -11,128 +11,62 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
-from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, stream
-from fedvarp.clients.evaluation import Evaluator
-from fedvarp.data import FederatedDataset
+from fedvarp import Broadcast, RoundUpdates, Server
+from fedvarp.clients.sampling import Cohort
+from fedvarp.data import FederatedDataset, digits
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
 from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
-from fedvarp.trainers import AutoTrainer, ClientTrainer, ParallelTrainer, SequentialTrainer
-from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.makers import TrainerParts, make_trainer
+from fedvarp.trainers import (
+    AutoTrainer,
+    Candidate,
+    ClientTrainer,
+    ParallelTrainer,
+    SequentialTrainer,
+    TrainerParts,
+    make_trainer,
+)
+from fedvarp.trainers.sequential import gather
+from small_federation import (
+    EVERYONE,
+    SIZES,
+    Changed,
+    bits,
+    broadcast_of,
+    linear,
+    plain,
+    run,
+    seeded,
+)
 
-CLIENTS = torch.arange(3)
 Change = Callable[[RoundUpdates], RoundUpdates]
 
 
-def parts(**changes: Any) -> TrainerParts:
-    draws = stream(0, "examples")
-    data = [(torch.randn(4, 2, generator=draws), torch.tensor([0, 1, 1, 0])) for _ in CLIENTS]
-    dataset = FederatedDataset(load=data.__getitem__, num_clients=3)
-    torch.manual_seed(0)
-    model = FlatModel(nn.Linear(2, 2))
-    sgd, evaluator = (
-        LocalSGD(lr=0.1, batch_size=2, epochs=1),
-        Evaluator(dataset, model, cross_entropy),
-    )
-    given = {"workers": 2} | changes
-    return TrainerParts(dataset, model, cross_entropy, sgd, 0, evaluator, **given)
+@pytest.fixture(scope="module")
+def some_digits() -> FederatedDataset:
+    return digits(num_clients=32)
 
 
-def tried(**changes: Any) -> tuple[set[str], set[str]]:
-    trainer = make_trainer("auto", parts(**changes))
-    assert isinstance(trainer, AutoTrainer)
-    return set(trainer.candidates), set(trainer.not_tried)
+def nothing(name: str, why: str) -> None:
+    """Nobody is told of the choice."""
 
 
-def test_who_is_tried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    request.addfinalizer(lambda: torch.set_num_threads(1))
-    monkeypatch.setenv("FEDVARP_CORES", "4")
-    everybody = {"sequential", "parallel", "vectorised"}
-    assert tried() == ({"sequential", "parallel"}, set())
-    assert tried(exact=False) == (everybody, set())
-    # What is compiled is neither the plain loop's nor the vectorised trainer's.
-    assert tried(compile=True) == ({"sequential"}, {"parallel"})
-    assert tried(compile=True, exact=False) == ({"sequential"}, {"parallel"})
-    assert tried(workers=1) == ({"sequential"}, {"parallel"})
-    assert tried(workers=None) == ({"sequential", "parallel"}, set())
-    monkeypatch.setenv("FEDVARP_CORES", "1")
-    assert tried(workers=None) == ({"sequential"}, {"parallel"})
-    assert tried(workers=2) == ({"sequential", "parallel"}, set())
-    torch.set_num_threads(2)  # other sums than a worker's
-    assert tried() == ({"sequential"}, {"parallel"})
-    assert tried(exact=False) == (everybody, set())
-    trainer = make_trainer("auto", parts(exact=False))
-    assert isinstance(trainer, AutoTrainer)
-    assert not trainer.candidates["parallel"].exact
+def same(updates: RoundUpdates) -> RoundUpdates:
+    return updates
 
 
-def test_what_the_candidates_promise() -> None:
-    given = parts(exact=False)
-    trainer = make_trainer("auto", given)
-    assert isinstance(trainer, AutoTrainer)
-    promises = {name: (c.exact, c.for_long_rounds) for name, c in trainer.candidates.items()}
-    assert promises == {
-        "sequential": (True, False),
-        "parallel": (True, True),
-        "vectorised": (False, False),
-    }
-    for parallel in (trainer.candidates["parallel"].trainer, make_trainer("parallel", given)):
-        assert isinstance(parallel, ParallelTrainer)
-        assert parallel.evaluator is given.evaluator
-        assert parallel.workers == 2
+def late(seconds: float, first: float | None = None) -> Change:
+    """The same updates, late; the first time by another number of seconds."""
+    waits = [seconds if first is None else first]
 
+    def change(updates: RoundUpdates) -> RoundUpdates:
+        time.sleep(waits.pop() if waits else seconds)
+        return updates
 
-@pytest.mark.parametrize("name", ["vectorised", "ray"])
-def test_who_cannot_compile(name: str) -> None:
-    with pytest.raises(ValueError, match=f"not '{name}'"):
-        make_trainer(name, parts(compile=True))
-
-
-class Changed(ClientTrainer):
-    """The plain loop's updates, changed."""
-
-    def __init__(self, plain: SequentialTrainer, change: Change) -> None:
-        self.plain, self.change = plain, change
-        self.closed, self.rounds = False, 0
-
-    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        self.rounds += 1
-        return self.change(self.plain.train(broadcast, clients, round))
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def outcome(change: Change, exact: bool) -> str:
-    """Why a candidate with these updates was not to be had; empty if it was."""
-    given = parts()
-    plain = SequentialTrainer(given.dataset, given.model, given.loss, given.local_sgd, 0)
-    told: list[str] = []
-    other = Changed(plain, change)
-    trainer = AutoTrainer(
-        {"sequential": Candidate(plain), "other": Candidate(other, exact)},
-        lambda name, why: told.append(why),
-    )
-    sent = Broadcast(0, CLIENTS, given.model.vector(), None)
-    expected = plain.train(sent, CLIENTS, 0)
-    for _ in range(2):  # the rounds tried are the plain loop's
-        assert torch.equal(trainer.train(sent, CLIENTS, 0).deltas, expected.deltas)
-    (why,) = told
-    assert "sequential" in why
-    reason = why.partition("other ")[2]
-    if reason.endswith("s a round"):
-        assert other.rounds == 2
-        return ""
-    assert other.rounds == 1  # once out, it is not tried again
-    assert other.closed
-    trainer.train(sent, CLIENTS, 1)
-    assert other.rounds == 1
-    return reason
+    return change
 
 
 def scaled(factor: float) -> Change:
@@ -154,11 +88,56 @@ def failing(updates: RoundUpdates) -> RoundUpdates:
     raise ValueError("it cannot\n  be done")
 
 
+def tried_twice(**changes: Change) -> tuple[str, dict[str, Changed]]:
+    """The name chosen after two rounds among these candidates, of which the first is the plain."""
+    reference = plain()
+    candidates = {name: Changed(reference, change) for name, change in changes.items()}
+    told: list[str] = []
+    trainer = AutoTrainer(
+        {name: Candidate(candidate) for name, candidate in candidates.items()},
+        lambda name, why: told.append(name),
+    )
+    sent = broadcast_of(reference.model)
+    for t in range(2):
+        trainer.train(sent, EVERYONE, t)
+    (chosen,) = told
+    return chosen, candidates
+
+
+# Who is chosen
+
+
+def outcome(change: Change, exact: bool) -> str:
+    """Why a candidate with these updates was not to be had; empty if it was."""
+    reference = plain()
+    told: list[str] = []
+    other = Changed(reference, change)
+    trainer = AutoTrainer(
+        {"sequential": Candidate(reference), "other": Candidate(other, exact)},
+        lambda name, why: told.append(why),
+    )
+    sent = broadcast_of(reference.model)
+    expected = reference.train(sent, EVERYONE, 0)
+    for _ in range(2):  # the rounds tried are the plain loop's
+        assert torch.equal(trainer.train(sent, EVERYONE, 0).deltas, expected.deltas)
+    (why,) = told
+    assert "sequential" in why
+    reason = why.partition("other ")[2]
+    if reason.endswith("s a round"):
+        assert len(other.rounds) == 2
+        return ""
+    assert len(other.rounds) == 1  # once out, it is not tried again
+    assert other.closed
+    trainer.train(sent, EVERYONE, 1)
+    assert len(other.rounds) == 1
+    return reason
+
+
 @pytest.mark.parametrize(
     ("change", "exact", "reason"),
     [
-        (lambda updates: updates, True, ""),
-        (lambda updates: updates, False, ""),
+        (same, True, ""),
+        (same, False, ""),
         (scaled(1 + 1e-6), True, "gave other updates"),
         (scaled(1 + 1e-6), False, ""),
         (scaled(1.1), False, "gave other updates"),
@@ -181,44 +160,177 @@ def test_what_was_chosen_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "trainer = sequential" in caplog.text
 
 
+def test_setting_up_does_not_count() -> None:
+    """Starting processes takes its time in the first round, and in no other."""
+    assert tried_twice(plain=late(0.2), other=late(0.0, first=0.5))[0] == "other"
+
+
+def test_the_next_candidate_is_tried_where_one_fails() -> None:
+    assert tried_twice(slow=late(0.2), failing=failing, quick=same)[0] == "quick"
+
+
+def test_the_others_are_closed_and_the_chosen_one_stays_open() -> None:
+    chosen, candidates = tried_twice(plain=late(0.2), wrong=scaled(2.0), quick=same)
+    assert chosen == "quick"
+    assert {name: c.closed for name, c in candidates.items()} == {
+        "plain": True,
+        "wrong": True,
+        "quick": False,
+    }
+
+
 def test_all_candidates_are_closed_if_the_run_ends_before_the_choice() -> None:
-    given = parts()
-    plain = SequentialTrainer(given.dataset, given.model, given.loss, given.local_sgd, 0)
-    others = [Changed(plain, scaled(1.0)) for _ in range(2)]
-    trainer = AutoTrainer(
-        {"sequential": Candidate(plain)} | {str(n): Candidate(o) for n, o in enumerate(others)},
-        lambda name, why: None,
-    )
-    trainer.close()
+    others = [Changed(plain()) for _ in range(3)]
+    AutoTrainer({str(n): Candidate(other) for n, other in enumerate(others)}, nothing).close()
     assert all(other.closed for other in others)
 
 
-def test_setting_up_does_not_count() -> None:
-    """Starting processes takes its time in the first round, and in no other."""
-    given = parts()
-    plain = SequentialTrainer(given.dataset, given.model, given.loss, given.local_sgd, 0)
-    rounds = {"plain": 0, "other": 0}
+class Instant(ClientTrainer):
+    """Nobody answers, at once."""
 
-    def late(name: str, first: float, later: float) -> Change:
-        def change(updates: RoundUpdates) -> RoundUpdates:
-            rounds[name] += 1
-            time.sleep(first if rounds[name] == 1 else later)
-            return updates
+    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        return gather({}, {}, broadcast.w)
 
-        return change
 
-    told: list[str] = []
+def test_short_rounds_are_not_shared() -> None:
+    told: list[tuple[str, str]] = []
+    parallel = Changed(Instant())
     trainer = AutoTrainer(
-        {
-            "plain": Candidate(Changed(plain, late("plain", 0.2, 0.2))),
-            "other": Candidate(Changed(plain, late("other", 0.5, 0.0))),
-        },
-        lambda name, why: told.append(name),
+        {"plain": Candidate(Instant()), "parallel": Candidate(parallel, for_long_rounds=True)},
+        lambda name, why: told.append((name, why)),
     )
-    sent = Broadcast(0, CLIENTS, given.model.vector(), None)
-    for t in range(2):
-        trainer.train(sent, CLIENTS, t)
-    assert told == ["other"]
+    trainer.train(broadcast_of(plain().model), EVERYONE, 0)
+    assert parallel.rounds == []
+    assert told[0][0] == "plain"
+    assert "too short" in told[0][1]
+
+
+# In a run
+
+
+def test_a_run_is_the_plain_one_whoever_is_chosen() -> None:
+    module = seeded(linear)
+    reference = plain(module=module, seed=0)
+    changes = {
+        "plain": late(0.4),
+        "wrong": scaled(2.0),
+        "parallel": late(0.05),
+        "late": late(0.2),
+    }
+    candidates = {name: Changed(reference, change) for name, change in changes.items()}
+    told: list[tuple[str, str]] = []
+    trainer = AutoTrainer(
+        {name: Candidate(c, for_long_rounds=name == "parallel") for name, c in candidates.items()},
+        lambda name, why: told.append((name, why)),
+    )
+    assert bits(run(module=module, trainer=trainer)) == bits(run(module=seeded(linear)))
+    assert candidates["plain"].rounds == [0, 1]
+    assert candidates["wrong"].rounds == [0]
+    assert candidates["parallel"].rounds == [0, 1, 2, 3, 4, 5, 6]
+    ((chosen, why),) = told
+    assert chosen == "parallel"
+    assert "plain " in why
+    assert "wrong gave other updates" in why
+
+
+def test_rounds_of_nobody_tell_nothing() -> None:
+    class NobodyAtFirst:
+        num_clients = len(SIZES)
+
+        def cohort(self, t: int) -> Cohort:
+            clients = torch.arange(0 if t < 2 else 3)
+            return Cohort(clients, torch.ones(len(clients), dtype=torch.bool))
+
+    module, chosen = seeded(linear), []
+    reference = plain(module=module, seed=0)
+    other = Changed(reference)
+    trainer = AutoTrainer(
+        {"sequential": Candidate(reference), "other": Candidate(other)},
+        lambda name, why: chosen.append((name, why)),
+        not_tried={"third": "it is ill"},
+    )
+    run(module=module, trainer=trainer, sampler=NobodyAtFirst(), clients_per_round=None)
+    assert other.rounds[:2] == [2, 3]
+    assert "third not tried: it is ill" in chosen[0][1]
+
+
+def test_workers_that_were_chosen_evaluate_too(
+    some_digits: FederatedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(some_digits)
+    begun: list[int] = []
+    train, evaluation = SequentialTrainer.train, ParallelTrainer.evaluation
+
+    def slow(*arguments: Any) -> RoundUpdates:  # workers call train_one
+        time.sleep(0.3)
+        return train(*arguments)
+
+    def noting(*arguments: Any) -> Any:
+        begun.append(1)
+        return evaluation(*arguments)
+
+    monkeypatch.setattr(SequentialTrainer, "train", slow)
+    monkeypatch.setattr(ParallelTrainer, "evaluation", noting)
+    assert bits(run(some_digits, trainer="auto", workers=2)) == bits(expected)
+    assert len(begun) == 4  # after rounds 2, 4, 6 and 7; the initial model is evaluated here
+
+
+# The choice in the settings of a run
+
+
+def test_what_was_chosen_is_in_the_settings_and_stays(
+    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvarp.trainers.auto._TOO_SHORT", 0.0)
+    run(some_digits, rounds=4, trainer="auto", workers=2, out=tmp_path)
+    kept = RunDirectory(tmp_path).settings()
+    assert kept["trainer"] in ("sequential", "parallel")
+    assert "sequential" in kept["auto"]
+    assert "parallel" in kept["auto"]
+    # Had it to choose again, it would find nothing else to choose from.
+    other = {"sequential": "parallel", "parallel": "sequential"}[kept["trainer"]]
+    RunDirectory(tmp_path).write_settings({**kept, "trainer": other})
+    found = run(some_digits, trainer="auto", workers=2, out=tmp_path, resume=True)
+    assert RunDirectory(tmp_path).settings()["trainer"] == other
+    assert bits(found) == bits(run(some_digits))
+
+
+def test_the_choice_is_kept_once_the_rounds_tried_out_are(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    """Else rounds that are trained again after a crash would be trained by another trainer."""
+
+    class PlugPulledError(Exception):
+        pass
+
+    def pull(record: dict[str, Any], server: Server) -> None:
+        if record["round"] == 3:
+            raise PlugPulledError
+
+    common: dict[str, Any] = {"trainer": "auto", "exact": False, "commit_every": 5, "out": tmp_path}
+    with pytest.raises(PlugPulledError):
+        run(some_digits, **common, callbacks=[pull])
+    assert RunDirectory(tmp_path).settings()["trainer"] == "auto"
+    assert "auto" not in RunDirectory(tmp_path).settings()
+    run(some_digits, **common, resume=True)
+    assert RunDirectory(tmp_path).settings()["trainer"] != "auto"
+
+
+def test_a_resumed_run_has_the_workers_auto_had(
+    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(some_digits, rounds=4, trainer="auto", workers=3, out=tmp_path)
+    directory = RunDirectory(tmp_path)
+    directory.write_settings({**directory.settings(), "trainer": "parallel"})
+    made: list[tuple[str, int | None]] = []
+
+    def noting(name: str, parts: TrainerParts) -> ClientTrainer:
+        made.append((name, parts.workers))
+        return make_trainer(name, parts)
+
+    monkeypatch.setattr("fedvarp.simulation.simulate.make_trainer", noting)
+    run(some_digits, trainer="auto", out=tmp_path, resume=True)
+    assert made == [("parallel", 3)]
 
 
 def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
@@ -236,32 +348,8 @@ def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
         told.refuse_other_settings(now, MAY_CHANGE)
 
 
-def later(updates: RoundUpdates) -> RoundUpdates:
-    time.sleep(0.2)
-    return updates
-
-
-def test_the_next_candidate_is_tried_where_one_fails() -> None:
-    given = parts()
-    plain = SequentialTrainer(given.dataset, given.model, given.loss, given.local_sgd, 0)
-    slow = Changed(plain, later)
-    told: list[str] = []
-    trainer = AutoTrainer(
-        {
-            "slow": Candidate(slow),
-            "failing": Candidate(Changed(plain, failing)),
-            "quick": Candidate(plain),
-        },
-        lambda name, why: told.append(name),
-    )
-    sent = Broadcast(0, CLIENTS, given.model.vector(), None)
-    for t in range(2):
-        trainer.train(sent, CLIENTS, t)
-    assert told == ["quick"]
-
-
 def test_resume_told_auto_goes_by_the_choice_there_is(tmp_path: Path) -> None:
-    build(load_settings("digits", ["rounds=3", "trainer.exact=false"])).run(tmp_path)
+    build(load_settings("digits", ["rounds=3", "exact=false"])).run(tmp_path)
     directory = RunDirectory(tmp_path)
     directory.write_settings(directory.settings() | {"trainer": "vectorised", "auto": "why"})
     resume(tmp_path, ["rounds=4", "trainer=auto"], progress=False)

@@ -11,7 +11,6 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +18,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import training_on_ray
 from fedvarp import Broadcast, FlatModel, LocalSGD
 from fedvarp.data import digits
 from fedvarp.trainers import SequentialTrainer
 from fedvarp.trainers.ray import RayTrainer, combine
-from fedvarp.trainers.ray_cluster import connect
+from trainers import training_on_ray
 
 LOCAL = LocalSGD(lr=0.1, batch_size=5, epochs=1)
 
@@ -131,40 +129,6 @@ def test_without_ray_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match=r'pip install "fedvarp\[ray\]"'):
         trainer.train(Broadcast(0, clients, model.vector(), None), clients, 0)
     trainer.close()  # nothing to close, and nothing fails
-
-
-def test_a_ray_that_would_listen_on_all_networks_is_not_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", sys)  # imported by somebody before
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.delenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", raising=False)
-    with pytest.raises(RuntimeError, match="would listen on all networks"):
-        connect(None, 1, "")
-
-
-@pytest.mark.parametrize(
-    ("address", "environment", "used"),
-    [
-        (None, None, "local"),
-        (None, "", "local"),
-        (None, "local", "local"),
-        (None, "10.0.0.1:6379", "10.0.0.1:6379"),
-        ("auto", "10.0.0.1:6379", "auto"),
-    ],
-)
-def test_the_cluster_is_the_one_named_or_that_of_the_environment(
-    address: str | None, environment: str | None, used: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("RAY_ADDRESS", environment)
-    asked: dict[str, object] = {}
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=asked.update))
-    connect(address, 1, "")
-    assert asked["address"] == used
-    assert ("num_cpus" in asked) == (used == "local")
 
 
 def test_no_workers_are_refused() -> None:

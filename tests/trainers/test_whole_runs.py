@@ -7,60 +7,24 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from fedvarp import (
-    Broadcast,
-    FlatModel,
-    LocalSGD,
-    RoundUpdates,
-    Server,
-    SimulationResult,
-)
+from fedvarp import Broadcast, RoundUpdates, Server
 from fedvarp.clients.sampling import Cohort, UniformSampler
 from fedvarp.data import FederatedDataset, digits
-from fedvarp.models import LogisticRegression, initialised
 from fedvarp.runs.directory import RunDirectory, RunError
-from fedvarp.trainers import (
-    AutoTrainer,
-    ClientTrainer,
-    ParallelTrainer,
-    SequentialTrainer,
-    VectorisedTrainer,
-)
-from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.makers import TrainerParts, make_trainer
-from fedvarp.trainers.sequential import gather
-from simulating import simulate
+from fedvarp.trainers import VectorisedTrainer
+from small_federation import bits, run
 
 
 @pytest.fixture(scope="module")
 def some_digits() -> FederatedDataset:
     return digits(num_clients=32)
-
-
-def run(dataset: FederatedDataset, **changes: Any) -> SimulationResult:
-    settings: dict[str, Any] = {
-        "local_sgd": LocalSGD(lr=0.5, batch_size=10, epochs=1),
-        "rounds": 7,
-        "clients_per_round": 3,
-        "evaluate_every": 2,
-        "progress": False,
-    }
-    return simulate(
-        dataset, initialised(lambda: LogisticRegression(64, 10), 0), **(settings | changes)
-    )
-
-
-def bits(result: SimulationResult) -> tuple[list[float], list[dict[str, Any]]]:
-    return result.server.w.tolist(), result.metrics
 
 
 @pytest.mark.parametrize("algorithm", ["fedvarp", "scaffold"])
@@ -200,166 +164,8 @@ def test_no_process_is_left_after_a_run(some_digits: FederatedDataset) -> None:
     assert multiprocessing.active_children() == []
 
 
-class Slow(ClientTrainer):
-    """The plain loop's updates, late."""
-
-    def __init__(self, plain: SequentialTrainer, seconds: float, wrong: bool = False) -> None:
-        self.plain, self.seconds, self.wrong = plain, seconds, wrong
-        self.rounds: list[int] = []
-        self.closed = False
-
-    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        self.rounds.append(round)
-        time.sleep(self.seconds)
-        updates = self.plain.train(broadcast, clients, round)
-        return dataclasses.replace(updates, deltas=updates.deltas * 2) if self.wrong else updates
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def auto(dataset: FederatedDataset, **seconds: float) -> tuple[AutoTrainer, dict[str, Slow], Any]:
-    model = FlatModel(initialised(lambda: LogisticRegression(64, 10), 0))
-    sgd = LocalSGD(lr=0.5, batch_size=10, epochs=1)
-    plain = SequentialTrainer(dataset, model, cross_entropy, sgd, 0)
-    slow = {name: Slow(plain, late, wrong=name == "wrong") for name, late in seconds.items()}
-    told: list[tuple[str, str]] = []
-    trainer = AutoTrainer(
-        {
-            name: Candidate(candidate, for_long_rounds=name == "parallel")
-            for name, candidate in slow.items()
-        },
-        lambda name, why: told.append((name, why)),
-    )
-    return trainer, slow, told
-
-
-def test_auto_keeps_the_fastest_of_those_that_agree(some_digits: FederatedDataset) -> None:
-    trainer, slow, told = auto(some_digits, plain=0.4, wrong=0.0, parallel=0.05, late=0.2)
-    found = run(some_digits, trainer=trainer)
-    assert bits(found) == bits(run(some_digits))
-    assert slow["plain"].rounds == [0, 1]
-    assert slow["wrong"].rounds == [0]
-    assert slow["parallel"].rounds == [0, 1, 2, 3, 4, 5, 6]
-    assert [name for name, _ in told] == ["parallel"]
-    assert "plain " in told[0][1]
-    assert "wrong gave other updates" in told[0][1]
-    assert slow["late"].closed
-    assert not slow["parallel"].closed
-
-
-def test_auto_does_not_share_short_rounds(some_digits: FederatedDataset) -> None:
-    trainer, slow, told = auto(some_digits, plain=0.0, parallel=0.0)
-    trainer.candidates["plain"].trainer.plain = Instant()  # type: ignore[attr-defined]
-    broadcast = Broadcast(0, torch.arange(1), torch.zeros(650), None)
-    trainer.train(broadcast, torch.arange(1), 0)
-    assert slow["parallel"].rounds == []
-    assert told[0][0] == "plain"
-    assert "too short" in told[0][1]
-
-
-class Instant(ClientTrainer):
-    """Nobody answers, at once."""
-
-    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
-        return gather({}, {}, broadcast.w)
-
-
-def test_what_auto_chose_is_in_the_settings_and_stays(
-    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedvarp.trainers.auto._TOO_SHORT", 0.0)
-    run(some_digits, rounds=4, trainer="auto", workers=2, out=tmp_path)
-    kept = RunDirectory(tmp_path).settings()
-    assert kept["trainer"] in ("sequential", "parallel")
-    assert "sequential" in kept["auto"]
-    assert "parallel" in kept["auto"]
-    # Had it to choose again, it would find nothing else to choose from.
-    other = {"sequential": "parallel", "parallel": "sequential"}[kept["trainer"]]
-    changed = {**kept, "trainer": other}
-    RunDirectory(tmp_path).write_settings(changed)
-    found = run(some_digits, trainer="auto", workers=2, out=tmp_path, resume=True)
-    assert RunDirectory(tmp_path).settings()["trainer"] == other
-    assert bits(found) == bits(run(some_digits))
-
-
-def test_the_choice_is_kept_once_the_rounds_tried_out_are(
-    some_digits: FederatedDataset, tmp_path: Path
-) -> None:
-    """Else rounds that are trained again after a crash would be trained by another trainer."""
-
-    class PlugPulledError(Exception):
-        pass
-
-    def pull(record: dict[str, Any], server: Server) -> None:
-        if record["round"] == 3:
-            raise PlugPulledError
-
-    common: dict[str, Any] = {"trainer": "auto", "exact": False, "commit_every": 5, "out": tmp_path}
-    with pytest.raises(PlugPulledError):
-        run(some_digits, **common, callbacks=[pull])
-    assert RunDirectory(tmp_path).settings()["trainer"] == "auto"
-    assert "auto" not in RunDirectory(tmp_path).settings()
-    run(some_digits, **common, resume=True)
-    assert RunDirectory(tmp_path).settings()["trainer"] != "auto"
-
-
-def test_a_resumed_run_has_the_workers_auto_had(
-    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(some_digits, rounds=4, trainer="auto", workers=3, out=tmp_path)
-    RunDirectory(tmp_path).write_settings(
-        {**RunDirectory(tmp_path).settings(), "trainer": "parallel"}
-    )
-    made: list[tuple[str, int | None]] = []
-
-    def noting(name: str, parts: TrainerParts) -> Any:
-        made.append((name, parts.workers))
-        return make_trainer(name, parts)
-
-    monkeypatch.setattr("fedvarp.simulation.simulate.make_trainer", noting)
-    run(some_digits, trainer="auto", out=tmp_path, resume=True)
-    assert made == [("parallel", 3)]
-
-
-def test_workers_that_auto_chose_evaluate_too(
-    some_digits: FederatedDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = run(some_digits)
-    begun: list[int] = []
-    plain, evaluation = SequentialTrainer.train, ParallelTrainer.evaluation
-
-    def slow(*arguments: Any) -> RoundUpdates:  # workers call train_one
-        time.sleep(0.3)
-        return plain(*arguments)
-
-    def noting(*arguments: Any) -> Any:
-        begun.append(1)
-        return evaluation(*arguments)
-
-    monkeypatch.setattr(SequentialTrainer, "train", slow)
-    monkeypatch.setattr(ParallelTrainer, "evaluation", noting)
-    assert bits(run(some_digits, trainer="auto", workers=2)) == bits(expected)
-    assert len(begun) == 4  # after rounds 2, 4, 6 and 7; the initial model is evaluated here
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trainer": "paralel"}, "none of auto, sequential"),
-        ({"trainer": "parallel", "workers": 0}, "at least 1"),
-        ({"trainer": "vectorised", "compile": True}, "compile"),
-    ],
-)
-def test_wrong_trainers_are_refused(
-    some_digits: FederatedDataset, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        run(some_digits, **changes)
-
-
 @pytest.mark.slow
 def test_compiled_runs_are_close(some_digits: FederatedDataset) -> None:
-    """Clients have 10-example batches and a smaller last one, which stays uncompiled."""
+    """Clients have batches of 4 examples and a last one of 2, which stays uncompiled."""
     expected, found = run(some_digits), run(some_digits, compile=True)
     torch.testing.assert_close(found.server.w, expected.server.w, rtol=1e-4, atol=1e-5)

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvarp.processes import signal_when_orphaned
+from fedvarp.cli.errors import sentence
 from fedvarp.trainers.shared_memory import SharedRound
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 
 PATIENCE = 30.0  # seconds that a process may take to go
 
 
-def board(slots: int = 4) -> SharedRound:
+def shared_round(slots: int = 4) -> SharedRound:
     return SharedRound.allocate(slots, torch.zeros(1), {}, parts=0, scores=1)
 
 
@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_all_tasks_are_done_and_the_workers_stay() -> None:
-    shared = board(10)
+    shared = shared_round(10)
 
     def work(task: Task) -> None:
         shared.deltas[task[1]] += task[1] + 1
@@ -70,7 +70,7 @@ def test_all_tasks_are_done_and_the_workers_stay() -> None:
 def test_a_killed_worker_is_reported_and_its_task_done_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    shared = board(6)
+    shared = shared_round(6)
 
     def work(task: Task) -> None:
         shared.counts[task[1], 0] += 1
@@ -89,7 +89,7 @@ def test_a_killed_worker_is_reported_and_its_task_done_again(
 
 
 def test_a_worker_that_died_while_idle_is_replaced() -> None:
-    shared = board()
+    shared = shared_round()
 
     def work(task: Task) -> None:
         shared.deltas[task[1]] += 1
@@ -106,7 +106,7 @@ def test_a_worker_that_died_while_idle_is_replaced() -> None:
 
 
 def test_a_task_that_always_kills_ends_the_run() -> None:
-    shared = board()
+    shared = shared_round()
 
     def work(task: Task) -> None:
         if task[1] == 1:
@@ -135,7 +135,7 @@ def test_an_exception_is_told_with_the_task_and_where_it_was_raised() -> None:
 
 
 def test_ctrl_c_goes_past_the_workers() -> None:
-    shared = board()
+    shared = shared_round()
 
     def work(task: Task) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -214,7 +214,7 @@ def test_workers_can_be_terminated_whatever_their_parent_does_with_sigterm(
 ) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     request.addfinalizer(lambda: signal.signal(signal.SIGTERM, before))
-    shared = board()
+    shared = shared_round()
 
     def work(task: Task) -> None:
         shared.counts[0, 0] += 1
@@ -228,7 +228,7 @@ def test_workers_can_be_terminated_whatever_their_parent_does_with_sigterm(
 
 
 def test_every_worker_is_prepared_once() -> None:
-    shared = board()
+    shared = shared_round()
 
     def prepare() -> None:
         shared.counts[0, 0] += 1
@@ -243,7 +243,7 @@ def test_every_worker_is_prepared_once() -> None:
 
 
 def test_nobody_waits_for_the_others_of_a_task_that_failed() -> None:
-    shared = board()
+    shared = shared_round()
 
     def work(task: Task) -> None:
         if task[1] == 0:
@@ -257,15 +257,6 @@ def test_nobody_waits_for_the_others_of_a_task_that_failed() -> None:
     with pytest.raises(WorkerError, match="task 0"):
         workers.run(tasks(2))
     assert shared.deltas[1] == 0.0  # its worker was ended in mid-work
-
-
-def test_a_worker_whose_parent_died_at_once_ends() -> None:
-    process = multiprocessing.get_context("fork").Process(
-        target=signal_when_orphaned, args=(os.getpid() + 1, signal.SIGKILL)
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 1
 
 
 def test_workers_outlive_the_thread_that_started_them() -> None:
@@ -292,3 +283,48 @@ def test_a_fork_that_inherits_a_pool_does_not_end_it() -> None:
     workers.run(tasks(2))
     assert workers.pids == before
     workers.close()
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hide_a_death(tmp_path: Path) -> None:
+    """It has a copy of the worker's end, so the parent's stays open when the worker is killed."""
+    noted = tmp_path / "grandchild"
+
+    def work(task: Task) -> None:
+        if noted.exists():
+            return
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        noted.write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pool = WorkerPool(1, work, prepare=lambda: None, describe=str)
+    try:
+        pool.run([(0, 0, 0, 0)])
+    finally:
+        os.kill(int(noted.read_text()), signal.SIGKILL)
+        pool.close()
+
+
+def test_pools_leave_no_file_open() -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def work(task: Task) -> None:
+        if task[1] == 1:
+            raise ValueError
+
+    before = count()
+    pool = WorkerPool(2, work, prepare=lambda: None, describe=str)
+    pool.run([(0, 0, 0, 0)] * 3)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    pool.run([(0, 0, 0, 0)] * 3)
+    with pytest.raises(WorkerError):
+        pool.run([(0, 1, 0, 0)])
+    pool.close()
+    assert count() == before
+
+
+def test_a_failing_worker_is_no_mistake_of_the_program() -> None:
+    said = "client 3 of round 1 ended its worker process 3 times"
+    assert sentence(WorkerError(said)) == said

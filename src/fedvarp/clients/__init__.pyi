@@ -3,7 +3,9 @@ from .availability import Bernoulli as Bernoulli
 from .availability import Cyclic as Cyclic
 from .availability import Markov as Markov
 from .availability import Trace as Trace
+from .compiled_gradient import CompiledGradient as CompiledGradient
 from .evaluation import Evaluator as Evaluator
+from .evaluation import Figures as Figures
 from .local_sgd import LocalSGD as LocalSGD
 from .local_training import LocalResult as LocalResult
 from .local_training import Loss as Loss

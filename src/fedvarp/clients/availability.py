@@ -8,6 +8,7 @@ nothing for those who were there before.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 
 from fedvarp.randomness import stream
-from fedvarp.settings.bounds import AbsolutePath
+from fedvarp.settings.bounds import AbsolutePath, Share
 
-Probability = float | Sequence[float] | Tensor  # one for all clients, or one for each
+Probability = Share | Sequence[Share] | Tensor
+"""One probability for all clients, or one for each."""
+AfterEnd = Literal["repeat", "error"]
 
 
 class Availability(Protocol):
@@ -34,7 +37,16 @@ class Availability(Protocol):
     """
 
     def online(self, seed: int, round: int, num_clients: int) -> Tensor:  # (N,) bool
-        """Which of the clients 0 ... N-1 are online; the same arguments give the same answer."""
+        """Says which clients are online; the same arguments give the same answer.
+
+        Args:
+            seed: The run's seed.
+            round: The round, from 0.
+            num_clients: N.
+
+        Returns:
+            (N,) bool, one for each client.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +55,13 @@ class Bernoulli:
 
     >>> Bernoulli([0.0, 0.5, 1.0]).online(seed=0, round=0, num_clients=3)
     tensor([False, False,  True])
+
+    Args:
+        probability: The probability of being online: one number, or a list with one for each
+            client.
+
+    Raises:
+        ValueError: It is no probability.
     """
 
     probability: Probability
@@ -75,6 +94,15 @@ class Markov:
     [0, 0, 0, 0, 0, 0, 1, 0]
     [0, 0, 0, 0, 0, 0, 1, 0]
     [0, 0, 0, 0, 0, 1, 1, 0]
+
+    Args:
+        on_to_off: The probability that a client online is offline in the next round: one number, or
+            a list with one for each client.
+        off_to_on: The probability that a client offline is online in the next round: one number, or
+            a list with one for each client.
+
+    Raises:
+        ValueError: These are no probabilities, or both are 0.
     """
 
     on_to_off: Probability
@@ -124,12 +152,16 @@ class Cyclic:
     [1, 1, 0, 1]
     [0, 0, 1, 1]
 
-    Attributes:
-        profile: Probability of being online in each round of a period.
-        phases: One per client; None draws them uniformly from ``stream(seed, "phases")``.
+    Args:
+        profile: The probability of being online in each round of a period, such as [1, 1, 0.1].
+        phases: How many rounds each client is ahead, one number for each client; drawn uniformly by
+            the seed unless given.
+
+    Raises:
+        ValueError: The profile is empty, or holds something else than probabilities.
     """
 
-    profile: Sequence[float] | Tensor
+    profile: Sequence[Share] | Tensor
     phases: Sequence[int] | Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -160,13 +192,17 @@ class Trace:
     [0, 1, 0]
     [1, 0, 1]
 
-    Attributes:
+    Args:
         clients: Those online in each round; nobody in a round left out before the last.
-        after_end: What rounds after the last do: start the trace again, or end with an error.
+        after_end: What rounds after the last do: "repeat" starts the trace again, "error" ends the
+            run.
+
+    Raises:
+        ValueError: The trace has no rounds, or negative ones.
     """
 
     clients: Mapping[int, Sequence[int] | Tensor]
-    after_end: Literal["repeat", "error"] = "error"
+    after_end: AfterEnd = "error"
 
     def __post_init__(self) -> None:
         if self.after_end not in ("repeat", "error"):
@@ -175,15 +211,22 @@ class Trace:
             raise ValueError(f"A trace needs rounds 0, 1, ..., got {list(self.clients)}.")
 
     @classmethod
-        cls,
-        file: AbsolutePath | Path,
-        after_end: Literal["repeat", "error"] = "error",
-        cls, file: AbsolutePath | Path, after_end: Literal["repeat", "error"] = "error"
-    ) -> Trace:
-        """Reads a file of two columns, one line for each client and round it was online.
+    def from_csv(cls, file: AbsolutePath | os.PathLike[str], after_end: AfterEnd = "error") -> Trace:
+        """Reads a trace of two columns, one line for each client and round it was online.
 
         The first line is ``round,client``; both count from 0, and lines may come in any order. A
         line without a client, such as ``9,``, records a round that had nobody online.
+
+        Args:
+            file: A CSV file with the columns round,client.
+            after_end: What rounds after the last do: "repeat" starts the trace again, "error" ends
+                the run.
+
+        Returns:
+            The trace.
+
+        Raises:
+            ValueError: The file cannot be read, or a line makes no sense.
         """
         try:
             lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
@@ -224,7 +267,19 @@ class Trace:
 
 
 def probabilities(name: str, value: Probability, num_clients: int | None = None) -> Tensor:
-    """The value as float64, () or (N,), if it is a probability for all or for each client."""
+    """Takes a probability for all clients, or one for each, if it is one.
+
+    Args:
+        name: What it is called, for messages.
+        value: The probability, or the probabilities.
+        num_clients: N, if it is known.
+
+    Returns:
+        () or (N,) float64.
+
+    Raises:
+        ValueError: A number lies outside [0, 1], or there are not N of them.
+    """
     p = per_client(name, value, num_clients)
     if not ((p >= 0) & (p <= 1)).all():  # false for NaN too
         raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
@@ -232,7 +287,19 @@ def probabilities(name: str, value: Probability, num_clients: int | None = None)
 
 
 def per_client(name: str, value: Probability, num_clients: int | None = None) -> Tensor:
-    """The value as float64, () or (N,); with `num_clients` given, N must be that."""
+    """Takes a number for all clients, or one for each.
+
+    Args:
+        name: What it is called, for messages.
+        value: The number, or the numbers.
+        num_clients: N, if it is known.
+
+    Returns:
+        () or (N,) float64.
+
+    Raises:
+        ValueError: There are not N numbers.
+    """
     numbers = torch.as_tensor(value, dtype=torch.float64)
     if numbers.ndim > 1 or (num_clients is not None and numbers.shape not in ((), (num_clients,))):
         raise ValueError(
@@ -243,7 +310,14 @@ def per_client(name: str, value: Probability, num_clients: int | None = None) ->
 
 
 def check_round(round: int) -> None:
-    """Refuses negative rounds, which a look back or a trace would take for others."""
+    """Refuses negative rounds, which a look back or a trace would take for others.
+
+    Args:
+        round: The round.
+
+    Raises:
+        ValueError: It is negative.
+    """
     if round < 0:
         raise ValueError(f"Rounds count from 0, got round {round}.")
 

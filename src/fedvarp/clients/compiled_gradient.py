@@ -20,7 +20,12 @@ class CompiledGradient:
     The parameters are an argument, not part of the module, so that nothing about a client enters
     the compiled code; and batches of another shape than the first are trained as they are, so that
     clients' odd last batches and texts of many lengths do not compile one graph each. The figures
-    agree with the eager ones to float tolerance, not bit for bit.
+    agree with the eager ones to float tolerance, not bit for bit. A model that cannot be compiled,
+    or that changes its own buffers, is trained without, with one warning.
+
+    Args:
+        model: Computes the output.
+        loss: (output, targets) → mean loss of a batch.
     """
 
     def __init__(self, model: FlatModel, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -31,7 +36,17 @@ class CompiledGradient:
         self._worked = self._gave_up = False
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
-        """The loss of the batch at w; its gradient, (d,), is written to `out`."""
+        """Computes the loss of a batch and its gradient.
+
+        Args:
+            w: (d,), the parameters.
+            x: (n, ...), the inputs.
+            y: (n, ...), the targets.
+            out: (d,), where the gradient is written.
+
+        Returns:
+            The loss, ().
+        """
         kind = (x.shape, x.dtype, y.shape, y.dtype)
         if self._kind is None:
             self._kind = kind

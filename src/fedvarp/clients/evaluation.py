@@ -14,16 +14,17 @@ from torch import Tensor
 from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.sampling import random_subset
-from fedvarp.data import Examples, FederatedDataset
+from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 
 Figures = dict[str, float]
+"""What an evaluation finds, by name: "test_loss", "test_accuracy", "train_loss"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Test loss and accuracy, and the training loss f(w) = Σ p_i f_i(w).
+    """Computes test loss and accuracy, and the training loss f(w) = Σ p_i f_i(w).
 
     Attributes:
         dataset: Where the examples come from. Without a test set only the training loss is given,
@@ -52,7 +53,18 @@ class Evaluator:
     """Numbers that one part is scored by: examples, loss, right answers, answers."""
 
     def evaluate(self, w: Tensor, buffers: Mapping[str, Tensor]) -> Figures:
-        """{"test_loss", "test_accuracy", "train_loss"}, those that the data set allows."""
+        """Evaluates a model.
+
+        Args:
+            w: (d,), its parameters.
+            buffers: Its buffers.
+
+        Returns:
+            "test_loss", "test_accuracy" and "train_loss", those that the data set allows.
+
+        Raises:
+            ValueError: The model's outputs have no number for each class.
+        """
         return self.figures(self.scores(w, buffers, 0, self.num_parts))
 
     @property
@@ -63,7 +75,17 @@ class Evaluator:
     def scores(
         self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
     ) -> list[list[float]]:
-        """What parts `start` to `stop` - 1 contribute; a part's scores depend on no other part."""
+        """Computes what some parts contribute; a part's scores depend on no other part.
+
+        Args:
+            w: (d,), the model's parameters.
+            buffers: Its buffers.
+            start: The first part.
+            stop: One after the last part.
+
+        Returns:
+            `SCORES` numbers for each part.
+        """
         self.model.bind(w)
         if buffers:
             self.model.load_buffers(buffers)
@@ -76,7 +98,14 @@ class Evaluator:
         return found
 
     def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
-        """The figures that the scores of all parts add up to."""
+        """Adds the scores of all parts up.
+
+        Args:
+            scores: Those of parts 0, 1, ..., in this order.
+
+        Returns:
+            The figures, as from `evaluate`.
+        """
         figures: Figures = {}
         test, clients = scores[: self._num_test_parts], scores[self._num_test_parts :]
         if test:

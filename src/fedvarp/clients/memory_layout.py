@@ -9,14 +9,31 @@ from fedvarp.server.flat_model import FlatModel
 
 
 def laid_out(x: Tensor, model: FlatModel) -> Tensor:
-    """Images with their channels last in memory, where convolutions read them fastest."""
+    """Lays images out with their channels last, as convolutions read them fastest.
+
+    Args:
+        x: (n, ...), the inputs; those that are no images stay as they are.
+        model: What is to read them; the first call tries whether it can.
+
+    Returns:
+        The same numbers, in another order in memory where that helps.
+    """
     if not _channels_last(x, model):
         return x
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def gathered(x: Tensor, chosen: Tensor, model: FlatModel) -> Tensor:
-    """x[chosen] of inputs that are laid out, copied row by row, which plain indexing is not."""
+    """Copies some rows of inputs that are laid out, row by row, as plain indexing does not.
+
+    Args:
+        x: (n, ...), from `laid_out`.
+        chosen: (k,) int64, which rows.
+        model: What is to read them.
+
+    Returns:
+        (k, ...), laid out like x.
+    """
     return _rows(x, chosen) if _channels_last(x, model) else x.index_select(0, chosen)
 
 

@@ -21,15 +21,22 @@ from fedvarp.clients.availability import (
     probabilities,
 )
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count, NotNegative, Seed
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The clients asked to train in one round, and which of them will answer."""
+    """The clients asked to train in one round, and which of them will answer.
 
-    clients: Tensor  # (M,) int64, distinct, ascending
-    answers: Tensor  # (M,) bool, False for a client that drops out after it was selected
-    weights: Tensor | None = None  # (M,) float64, for a sum over those who answer; None: their mean
+    Attributes:
+        clients: Those asked, distinct and ascending.
+        answers: Which of them answer; the others drop out after they were selected.
+        weights: For a sum over those who answer; None: their mean.
+    """
+
+    clients: Tensor  # (M,) int64
+    answers: Tensor  # (M,) bool
+    weights: Tensor | None = None  # (M,) float64
 
     @property
     def answering(self) -> Cohort:
@@ -51,7 +58,14 @@ class ClientSampler(Protocol):
     """
 
     def cohort(self, round: int) -> Cohort:
-        """The cohort of round 0, 1, 2, ...; empty if nobody can take part."""
+        """Draws the cohort of a round; the same round gives the same cohort.
+
+        Args:
+            round: The round, from 0.
+
+        Returns:
+            The clients who are asked; empty if nobody can take part.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +83,14 @@ class UniformSampler:
         seed: The run's seed.
         availability: Who is online; None: everybody, always.
         dropout: The probability that a selected client does not answer, for all or for each.
+
+    Raises:
+        ValueError: There are fewer than M clients, or the dropout is no probability.
     """
 
-    num_clients: int
-    clients_per_round: int
-    seed: int
+    num_clients: Count
+    clients_per_round: Count
+    seed: Seed
     availability: Availability | None = None
     dropout: Probability = 0.0
 
@@ -114,15 +131,22 @@ class WeightedSampler:
     [0, 3] [1.0, 0.25]
 
     Attributes:
-        sizes: One per client, such as its number of examples.
-        objective: p_i up to a common factor; None: all equal, the paper's objective.
-        clients_per_round, seed, availability, dropout: As in `UniformSampler`.
+        sizes: (N,) the size of each client, such as its number of examples.
+        clients_per_round: M.
+        seed: The run's seed.
+        objective: (N,) p_i up to a common factor; None: all equal, the paper's objective.
+        availability: Who is online; None: everybody, always.
+        dropout: The probability that a selected client does not answer, for all or for each.
+
+    Raises:
+        ValueError: Fewer than M clients have a size, a number is out of bounds, or no weights can
+            make the sum unbiased.
     """
 
-    sizes: Sequence[float] | Tensor
-    clients_per_round: int
-    seed: int
-    objective: Sequence[float] | Tensor | None = None
+    sizes: Sequence[NotNegative] | Tensor
+    clients_per_round: Count
+    seed: Seed
+    objective: Sequence[NotNegative] | Tensor | None = None
     availability: Availability | None = None
     dropout: Probability = 0.0
 
@@ -175,8 +199,17 @@ class WeightedSampler:
         return sizes, objective.expand(N), probabilities("dropout", self.dropout, N).expand(N)
 
 
-def uniform_integers(n: int, count: int, generator: torch.Generator) -> Tensor:  # (count,) int64
-    """Integers below n, each exactly equally likely: torch's own draws modulo n are not quite."""
+def uniform_integers(n: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draws integers below n, each exactly equally likely: torch's own draws are not quite.
+
+    Args:
+        n: One more than the largest.
+        count: How many are drawn, with repetitions.
+        generator: Where they are drawn from.
+
+    Returns:
+        (count,) int64.
+    """
     words = 2**62  # below a power of two torch is exact; beyond the last multiple of n, draw again
     draws = torch.randint(words, (count,), generator=generator)
     while (again := draws >= words - words % n).any():
@@ -184,12 +217,20 @@ def uniform_integers(n: int, count: int, generator: torch.Generator) -> Tensor: 
     return draws % n
 
 
-def random_subset(n: int, size: int, generator: torch.Generator) -> Tensor:  # (size,) int64
-    """A uniformly random subset of 0 ... n-1, ascending, in O(size) draws.
+def random_subset(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draws a uniformly random subset of 0 ... n-1 in O(size) draws.
 
     Draws as many numbers as are still missing and drops repetitions, until none is missing. How
     many are drawn depends only on how many are distinct, so renaming the numbers changes nothing:
     every subset is exactly as likely as every other.
+
+    Args:
+        n: How many numbers there are.
+        size: How many are chosen, at most n.
+        generator: Where they are drawn from.
+
+    Returns:
+        (size,) int64, distinct and ascending.
     """
     if 2 * size > n:  # repetitions would be the rule: choose the ones to leave out
         kept = torch.ones(n, dtype=torch.bool)
@@ -203,10 +244,17 @@ def random_subset(n: int, size: int, generator: torch.Generator) -> Tensor:  # (
 
 
 def inclusion_lengths(sizes: Tensor, m: int) -> tuple[Tensor, int]:
-    """Integers ℓ_i ≤ step with Σ ℓ_i = m·step: π_i = ℓ_i / step, free of rounding.
+    """Finds integers ℓ_i ≤ step with Σ ℓ_i = m·step: π_i = ℓ_i / step, free of rounding.
 
     They are proportional to the sizes, which must be positive, save for the clients whose π_i
     would exceed 1. Only the sizes are rounded, to 2⁻⁵³ of their sum (a little coarser if m > 512).
+
+    Args:
+        sizes: (n,) positive.
+        m: How many clients are chosen, at most n.
+
+    Returns:
+        The lengths, (n,) int64, and the step.
     """
     resolution = min(2**53, 2**62 // max(1, m))  # m * step has to fit into an int64
     certain = torch.zeros(len(sizes), dtype=torch.bool)
@@ -221,11 +269,20 @@ def inclusion_lengths(sizes: Tensor, m: int) -> tuple[Tensor, int]:
         certain = certain.masked_scatter(~certain, too_large)
 
 
-def systematic(lengths: Tensor, step: int, start: int, m: int) -> Tensor:  # (m,) int64
+def systematic(lengths: Tensor, step: int, start: int, m: int) -> Tensor:
     """Lays the lengths end to end and takes those on which start, start + step, ... fall.
 
     None is longer than a step, so none is taken twice; over start uniform in 0 ... step - 1, each
     is taken with probability length / step (Madow 1949).
+
+    Args:
+        lengths: (n,) int64, none longer than the step, in all m steps.
+        step: From one point to the next.
+        start: The first point, in 0 ... step - 1.
+        m: How many points there are.
+
+    Returns:
+        (m,) int64, the places of the lengths taken, ascending.
     """
     return torch.searchsorted(lengths.cumsum(0), start + step * torch.arange(m), right=True)
 

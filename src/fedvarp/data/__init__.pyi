@@ -6,9 +6,9 @@ from .digits_dataset import digits as digits
 from .federated_dataset import DataError as DataError
 from .federated_dataset import Examples as Examples
 from .federated_dataset import FederatedDataset as FederatedDataset
+from .hugging_face import from_hugging_face as from_hugging_face
 from .locate import MissingDataError as MissingDataError
 from .own_data import from_function as from_function
-from .own_data import from_hugging_face as from_hugging_face
 from .own_data import from_indices as from_indices
 from .own_data import from_partition as from_partition
 from .own_data import from_tensors as from_tensors

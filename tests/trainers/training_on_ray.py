@@ -1,4 +1,4 @@
-"""Run by test_on_ray.py in a process of its own: rounds on Ray beside the same rounds in a loop.
+"""Run by test_ray.py in a process of its own: rounds on Ray beside the same rounds in a loop.
 
 `python training_on_ray.py one-machine|own-cluster|two-machines FOLDER` prints what it saw as JSON.
 """

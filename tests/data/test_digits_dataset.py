@@ -1,3 +1,5 @@
+"""scikit-learn's digits over clients, and how their file is found."""
+
 from __future__ import annotations
 
 import sys

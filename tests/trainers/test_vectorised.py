@@ -1,0 +1,207 @@
+"""The clients of a round as one more axis: the plain loop's updates, to float tolerance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedvarp import Broadcast, LocalSGD, stream
+from fedvarp.clients.local_training import Loss
+from fedvarp.clients.schedules import Exponential
+from fedvarp.data import FederatedDataset
+from fedvarp.trainers import SequentialTrainer, VectorisedTrainer
+from small_federation import (
+    EVERYONE,
+    FEATURES,
+    SGD,
+    SIZES,
+    Counting,
+    StepCounter,
+    assert_same_updates,
+    broadcast_of,
+    dataset,
+    linear,
+    perceptron,
+    plain,
+    seeded,
+)
+
+CLIENTS = torch.tensor([4, 0, 2, 1])  # neither all of them, nor in order
+
+
+def vectorised(reference: SequentialTrainer) -> VectorisedTrainer:
+    """Trains what the plain loop trains."""
+    return VectorisedTrainer(
+        reference.dataset, reference.model, reference.loss, reference.local_sgd, reference.seed
+    )
+
+
+def assert_it_is_the_plain_loop(
+    reference: SequentialTrainer, corrected: bool = False, round: int = 0
+) -> None:
+    sent = broadcast_of(reference.model, corrected)
+    expected = reference.train(sent, CLIENTS, round)
+    assert_same_updates(vectorised(reference).train(sent, CLIENTS, round), expected, exact=False)
+
+
+SETTINGS = [
+    SGD,
+    LocalSGD(lr=0.1, batch_size=4, steps=5),
+    LocalSGD(lr=0.1, batch_size=50, epochs=3, momentum=0.9, weight_decay=0.1),
+    LocalSGD(lr=0.1, batch_size=3, epochs=1, clip_norm=0.5, schedule=Exponential(0.9)),
+    LocalSGD(lr=0.1, batch_size=1, epochs=2, step_decay=0.8, momentum=0.5),
+]
+
+
+@pytest.mark.parametrize("sgd", SETTINGS, ids=str)
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("augment", [False, True])
+def test_the_plain_loop_with_every_setting(sgd: LocalSGD, corrected: bool, augment: bool) -> None:
+    for round in (0, 3):
+        reference = plain(dataset(augment=augment), perceptron(), sgd)
+        assert_it_is_the_plain_loop(reference, corrected, round)
+
+
+def test_nobody_answers() -> None:
+    reference = plain()
+    sent, nobody = broadcast_of(reference.model), torch.empty(0, dtype=torch.int64)
+    found = vectorised(reference).train(sent, nobody, 0)
+    assert_same_updates(found, reference.train(sent, nobody, 0), exact=True)
+
+
+# Losses and targets
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return mse_loss(outputs, targets.unsqueeze(-1).expand_as(outputs).float())
+
+
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="sum")
+
+
+def by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Divides by the weights of the targets there are: no mean over examples."""
+    return cross_entropy(outputs, targets, weight=torch.arange(1.0, outputs.shape[1] + 1))
+
+
+def but_some(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, ignore_index=1)
+
+
+@pytest.mark.parametrize("loss", [squares, summed, by_class, but_some])
+@pytest.mark.parametrize("sgd", SETTINGS[:2], ids=str)
+def test_any_loss_of_a_batch(loss: Loss, sgd: LocalSGD) -> None:
+    assert_it_is_the_plain_loop(plain(dataset(), perceptron(), sgd, loss))
+
+
+def test_targets_with_several_numbers() -> None:
+    """A class for each of two positions: cross_entropy is then the mean over both."""
+    draws = stream(1, "sequences")
+    parts = [
+        (torch.randn(n, FEATURES, generator=draws), torch.randint(3, (n, 2), generator=draws))
+        for n in SIZES
+    ]
+    data = FederatedDataset(load=parts.__getitem__, num_clients=len(SIZES))
+    module = nn.Sequential(nn.Linear(FEATURES, 6), nn.Unflatten(1, (3, 2)))
+    assert_it_is_the_plain_loop(plain(data, module), round=1)
+
+
+def test_targets_that_are_left_out_of_the_mean_are_refused() -> None:
+    data = dataset()
+    data.client(4)[1][0] = -100  # not in the batch that the loss is tried on, client 2's
+    reference = plain(data)
+    with pytest.raises(ValueError, match=r"targets are -100.*parallel"):
+        vectorised(reference).train(broadcast_of(reference.model), EVERYONE, 0)
+
+
+# Clients that diverge
+
+
+def test_a_diverging_client_leaves_the_others_of_its_batch_alone() -> None:
+    reference = plain(dataset(diverging=0), perceptron(), loss=squares)
+    assert reference.train(broadcast_of(reference.model), CLIENTS, 0).refused.keys() == {0}
+    assert_it_is_the_plain_loop(reference)
+
+
+@pytest.mark.parametrize("diverging", range(len(SIZES)))
+def test_no_diverging_client_spoils_the_padding_of_others(diverging: int) -> None:
+    reference = plain(dataset(diverging=diverging))
+    found = vectorised(reference).train(broadcast_of(reference.model), EVERYONE, 0)
+    assert found.refused.keys() == {diverging}
+
+
+# Models
+
+
+class Tempered(nn.Module):
+    """A number of its own, and a parameter that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x) / self.temperature
+        return logits
+
+
+def test_numbers_and_unused_parameters() -> None:
+    assert_it_is_the_plain_loop(plain(module=Tempered()))
+
+
+class Shifted(nn.Module):
+    """Reads a buffer and leaves it as it is."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.register_buffer("shift", torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x - self.shift)
+        return logits
+
+
+def test_it_trains_with_the_buffers_it_was_sent() -> None:
+    reference = plain(module=seeded(Shifted))
+    buffers = {"shift": torch.arange(float(FEATURES))}
+    sent = dataclasses.replace(broadcast_of(reference.model), buffers=buffers)
+    found = vectorised(reference).train(sent, EVERYONE, 0)
+    assert_same_updates(found, reference.train(sent, EVERYONE, 0), exact=False)
+    assert found.buffers.keys() == set(range(len(SIZES)))
+    assert all(torch.equal(b["shift"], buffers["shift"]) for b in found.buffers.values())
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: nn.Sequential(nn.Dropout(0.5), perceptron()), "dropout.*parallel"),
+        (Counting, "buffers.*parallel"),
+        (StepCounter, "buffers count while it trains.*parallel"),
+    ],
+)
+def test_models_that_draw_or_change_their_buffers_are_refused(
+    module: Callable[[], nn.Module], message: str
+) -> None:
+    reference = plain(module=seeded(module))
+    with pytest.raises(ValueError, match=message):
+        vectorised(reference).train(broadcast_of(reference.model), CLIENTS, 0)
+
+
+def test_clients_of_different_shapes_are_refused() -> None:
+    parts = [(torch.zeros(4, width), torch.zeros(4, dtype=torch.int64)) for width in (3, 5)]
+    data = FederatedDataset(load=parts.__getitem__, num_clients=2)
+    trainer = vectorised(plain(data, nn.Linear(3, 2)))
+    both = torch.arange(2)
+    with pytest.raises(ValueError, match=r"different shapes, \(3,\) and \(5,\).*parallel"):
+        trainer.train(Broadcast(0, both, trainer.model.vector(), None), both, 0)
