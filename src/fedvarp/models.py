@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Self, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn

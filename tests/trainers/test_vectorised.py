@@ -53,7 +53,7 @@ SETTINGS = [
     SGD,
     LocalSGD(lr=0.1, batch_size=4, steps=5),
     LocalSGD(lr=0.1, batch_size=50, epochs=3, momentum=0.9, weight_decay=0.1),
-    LocalSGD(lr=0.1, batch_size=3, epochs=1, clip_norm=0.5, schedule=Exponential(0.9)),
+    LocalSGD(lr=0.1, batch_size=3, epochs=1, clip_norm=0.5, schedule=Exponential(decay=0.9)),
     LocalSGD(lr=0.1, batch_size=1, epochs=2, step_decay=0.8, momentum=0.5),
 ]
 

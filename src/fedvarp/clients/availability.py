@@ -211,7 +211,9 @@ class Trace:
             raise ValueError(f"A trace needs rounds 0, 1, ..., got {list(self.clients)}.")
 
     @classmethod
-    def from_csv(cls, file: AbsolutePath | os.PathLike[str], after_end: AfterEnd = "error") -> Trace:
+    def from_csv(
+        cls, file: AbsolutePath | os.PathLike[str], after_end: AfterEnd = "error"
+    ) -> Trace:
         """Reads a trace of two columns, one line for each client and round it was online.
 
         The first line is ``round,client``; both count from 0, and lines may come in any order. A
