@@ -16,7 +16,7 @@ from fedvarp.diagnosis.text import as_text, grids
 from fedvarp.experiments.build import build
 from fedvarp.experiments.errors import SettingsError
 from fedvarp.experiments.files import load_settings
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 from fedvarp.theory import error_terms
 from fedvarp.theory.step_errors import UpdateSpread
 

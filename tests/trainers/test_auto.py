@@ -20,7 +20,9 @@ from fedvarp.data import FederatedDataset
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import refuse_other_settings, with_choice_of_auto
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.registry import TrainerParts, make_trainer
@@ -222,15 +224,15 @@ def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
     now = {"trainer": "auto", "exact": False}
     chosen, told = RunDirectory(tmp_path / "chosen"), RunDirectory(tmp_path / "told")
     chosen.create({"trainer": "vectorised", "workers": 2, "auto": "why", "exact": False})
-    chosen.refuse_other_settings(now, MAY_CHANGE)
-    assert chosen.chosen_by_auto() == {"trainer": "vectorised", "workers": 2, "auto": "why"}
+    refuse_other_settings(chosen, now)
+    assert with_choice_of_auto(now, chosen.settings()) == chosen.settings()
     undone = RunDirectory(tmp_path / "undone")
     undone.create({"trainer": "auto", "auto": "why it had chosen", "exact": False})
-    assert undone.chosen_by_auto() == {}
+    assert with_choice_of_auto(now, undone.settings()) == now
     told.create({"trainer": "vectorised", "exact": False})  # auto might choose another
-    assert told.chosen_by_auto() == {}
+    assert with_choice_of_auto(now, told.settings()) == now
     with pytest.raises(RunError, match="now auto"):
-        told.refuse_other_settings(now, MAY_CHANGE)
+        refuse_other_settings(told, now)
 
 
 def later(updates: RoundUpdates) -> RoundUpdates:

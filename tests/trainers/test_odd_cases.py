@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, SimulationResult, simulate, stream
-from fedvarp.cli.errors import sentence
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.clients.sampling import Cohort
 from fedvarp.data import FederatedDataset
+from fedvarp.errors import sentence
 from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer, VectorisedTrainer
 from fedvarp.trainers.auto import Candidate
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool

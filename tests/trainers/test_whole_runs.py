@@ -28,7 +28,8 @@ from fedvarp import (
 from fedvarp.clients.sampling import Cohort, UniformSampler
 from fedvarp.data import FederatedDataset, digits
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.trainers import (
     AutoTrainer,
     ParallelTrainer,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.cli.errors import sentence
 from fedvarp.data.locate import DATA_VARIABLE
+from fedvarp.errors import sentence
 from fedvarp.experiments.resuming import resume
 from fedvarp.experiments.sweep_engines import INTERRUPTED_ALONE, Outcome
 from fedvarp.processes import CORES_VARIABLE

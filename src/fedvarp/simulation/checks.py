@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedvarp.clients.sampling import ClientSampler
 from fedvarp.data import FederatedDataset
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import refuse_other_settings
 
 
 def refuse_impossible(
@@ -93,7 +95,7 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
     if not directory.exists:
         return
     if resume:
-        directory.refuse_other_settings(settings, MAY_CHANGE)
+        refuse_other_settings(directory, settings)
         directory.refuse_without_checkpoint()
     else:
         raise RunError(

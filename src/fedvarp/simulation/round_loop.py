@@ -16,7 +16,8 @@ from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
-from fedvarp.runs.directory import without_nan
+from fedvarp.runs.finished import reached
+from fedvarp.runs.journal import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.progress import RunProgress
@@ -191,10 +192,7 @@ class Simulation:
         return "rounds" if self.server.round >= rounds else "interrupted"
 
     def _reached(self, evaluated: Record | None) -> bool:
-        if self.target_accuracy is None or evaluated is None:
-            return False
-        accuracy = evaluated.get("test_accuracy")
-        return accuracy is not None and bool(accuracy >= self.target_accuracy)
+        return reached(self.target_accuracy, evaluated)
 
 
 def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:

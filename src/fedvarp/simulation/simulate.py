@@ -19,6 +19,7 @@ from fedvarp.clusters.named import clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.identity import with_choice_of_auto
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
 from fedvarp.server.server import Server
@@ -159,7 +160,7 @@ def simulate(
     if directory is not None:
         refuse_another_run(directory, kept, resume)
         if directory.exists and trainer == "auto":
-            kept |= directory.chosen_by_auto()
+            kept = with_choice_of_auto(kept, directory.settings())
             trainer, workers = kept["trainer"], kept.get("workers")
     evaluator = Evaluator(
         dataset, flat, loss, client_weights, num_train_clients, num_test_examples, seed
