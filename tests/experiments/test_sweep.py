@@ -138,7 +138,8 @@ def test_finished_runs_are_not_repeated_and_others_go_on(
     RunDirectory(out / half.run_name).write_settings(settings["fedvarp"].as_toml())
 
     first = InThisProcess()
-    done = Sweep.prepare(config, [], SMALL, out).run(first)
+    told: list[tuple[int, int]] = []
+    done = Sweep.prepare(config, [], SMALL, out).run(first, lambda *so_far: told.append(so_far))
     assert first.resumed == [
         "small-fedavg-lr0.01-seed0",
         "small-fedvarp-lr0.1-seed0",
@@ -148,6 +149,9 @@ def test_finished_runs_are_not_repeated_and_others_go_on(
     build(settings["fedvarp"]).run(tmp_path / "calm")
     metrics = [folder / "metrics.jsonl" for folder in (out / half.run_name, tmp_path / "calm")]
     assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+    assert told[-1] == (4, 24)  # four runs of six rounds
+    assert told == sorted(told)
 
     again = InThisProcess()
     monkeypatch.setattr(
