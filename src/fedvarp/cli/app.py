@@ -256,13 +256,14 @@ def main() -> None:
 
 def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
     from fedvarp.runs.directory import RunDirectory
+    from fedvarp.runs.finished import ending
 
-    done, again = RunDirectory(run).rounds_done, f"fedvarp resume {run}"
-    if done >= settings.rounds:
+    metrics, again = RunDirectory(run).metrics(), f"fedvarp resume {run}"
+    if ending(settings.as_toml(), metrics) == "rounds":
         return f"{run} is finished. To train longer: {again} --set rounds=…"
     asked = "".join(f" --set {override}" for override in overrides)
     return (
-        f"{run} is finished: in round {done} it reached target_accuracy="
+        f"{run} is finished: in round {metrics[-1]['round']} it reached target_accuracy="
         f"{settings.target_accuracy}, so nothing was done. To train longer, without a target or "
         f"up to a higher one: {again}{asked} --set target_accuracy=none"
     )
