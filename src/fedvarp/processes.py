@@ -87,6 +87,14 @@ def signal_when_orphaned(parent: int | None, which: signal.Signals) -> None:
         os._exit(1)
 
 
+def interrupt_on_sigterm() -> None:
+    """Lets SIGTERM do what Ctrl-C does, for programs that finish their round then.
+
+    Schedulers end a job by SIGTERM. Called by the main thread of a program of ours.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 class Interruption:
     """While entered, the first SIGINT only sets `requested`; the second one raises as usual.
 

@@ -13,7 +13,8 @@ from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume, resumed_settings
 from fedvarp.experiments.sweep import Grid, Sweep
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
 
 

@@ -16,7 +16,8 @@ from fedvarp.analysis import as_csv, as_json, as_text, compare, group_runs, read
 from fedvarp.analysis.styles import LOOKS, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_bytes, in_seconds
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.simulation.callbacks import Record
 from some_runs import digits_runs, write_run
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedvarp.analysis import group_runs, read_runs
 from fedvarp.analysis.plots import figure, plot
 from fedvarp.analysis.styles import LOOKS
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedvarp.analysis import plots_against
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 from some_runs import write_run
 
 pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")

@@ -15,7 +15,8 @@ import pytest
 from fedvarp.analysis import compact, group_runs, read_runs
 from fedvarp.analysis.report import write_report
 from fedvarp.analysis.report.participation import participation, staleness
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
 
 pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")

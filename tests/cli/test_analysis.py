@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from fedvarp.cli import analysis as cli_looking
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
 
 app = typer.Typer()

@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 import pytest
-import safetensors.torch
 from typer.testing import CliRunner
 
 from fedvarp.cli.app import app
@@ -30,7 +28,9 @@ from fedvarp.data import download
 from fedvarp.experiments.build import build
 from fedvarp.experiments.cost import Estimate
 from fedvarp.experiments.files import load_settings, preset_names
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.identity import MAY_CHANGE
+from waiting import lines_of, wait_for
 
 SHORT = ("--set", "rounds=6", "--set", "evaluation.every=2")
 KEPT = ("metrics.jsonl", "model.safetensors")
@@ -371,15 +371,6 @@ def test_a_copy_of_a_finished_run_is_finished_whatever_its_times(finished: Path)
     assert "is finished" in ended.err
 
 
-def test_a_model_that_does_not_tell_its_round_is_judged_by_its_time(finished: Path) -> None:
-    """So earlier versions wrote it."""
-    model = finished / "model.safetensors"
-    safetensors.torch.save_file(safetensors.torch.load_file(model), model)
-    assert "is finished" in fedvarp("resume", finished).err
-    os.utime(model, (0, 0))
-    assert "is finished" not in fedvarp("resume", finished).err
-
-
 def test_a_target_ends_a_run_and_counts_as_finished() -> None:
     early = ("--set", "evaluation.target_accuracy=0.05", "--json", "--out", "run")
     assert json.loads(fedvarp("run", "digits", *SHORT, *early).out)["stopped"] == "target"
@@ -541,14 +532,3 @@ def test_the_installed_program_answers() -> None:
     for command in ("run", "resume", "presets", "data", "sweep", "compare", "plot", "report"):
         assert command in shown.stdout
     assert os.environ.get("FEDVARP_TRACEBACK") is None
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def lines_of(file: Path) -> int:
-    return file.read_bytes().count(b"\n") if file.exists() else 0

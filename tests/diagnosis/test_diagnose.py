@@ -15,7 +15,7 @@ from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME, Diagnosis, diagnose, w
 from fedvarp.diagnosis.text import as_text, grids
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 from fedvarp.settings.problems import SettingsError
 from fedvarp.theory import error_terms
 from fedvarp.theory.step_errors import UpdateSpread

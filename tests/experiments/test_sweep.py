@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,30 +20,15 @@ from fedvarp.cli.app import app
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
-from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep import PAPER_GRID, Grid, Sweep
 from fedvarp.experiments.sweep_engines import LocalEngine, Outcome, make_engine
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.settings.problems import SettingsError
+from waiting import lines_of, wait_for
 
-CONFIG = """
-rounds = 6
-clients_per_round = 2
-evaluate_every = 3
-data = "logistic"
-[local_sgd]
-lr = 0.1
-batch_size = 10
-steps = 2
-"""
 SMALL = Grid(("fedavg", "fedvarp"), (0.1, 0.01))
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "small.toml").write_text(CONFIG)
-    return tmp_path / "small.toml"
 
 
 class InThisProcess:
@@ -152,7 +138,8 @@ def test_finished_runs_are_not_repeated_and_others_go_on(
     RunDirectory(out / half.run_name).write_settings(settings["fedvarp"].as_toml())
 
     first = InThisProcess()
-    done = Sweep.prepare(config, [], SMALL, out).run(first)
+    told: list[tuple[int, int]] = []
+    done = Sweep.prepare(config, [], SMALL, out).run(first, lambda *so_far: told.append(so_far))
     assert first.resumed == [
         "small-fedavg-lr0.01-seed0",
         "small-fedvarp-lr0.1-seed0",
@@ -162,6 +149,9 @@ def test_finished_runs_are_not_repeated_and_others_go_on(
     build(settings["fedvarp"]).run(tmp_path / "calm")
     metrics = [folder / "metrics.jsonl" for folder in (out / half.run_name, tmp_path / "calm")]
     assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+    assert told[-1] == (4, 24)  # four runs of six rounds
+    assert told == sorted(told)
 
     again = InThisProcess()
     monkeypatch.setattr(
@@ -176,7 +166,7 @@ def test_a_sweep_can_be_prolonged_but_not_changed(config: Path, tmp_path: Path) 
     Sweep.prepare(config, [], grid, out).run(InThisProcess())
     longer = Sweep.prepare(config, ["rounds=9"], grid, out).run(InThisProcess())
     assert [run.rounds for run in longer.runs] == [9]
-    with pytest.raises(SettingsError, match="9 rounds already"):
+    with pytest.raises(RunError, match=r"9 rounds already.*directory of its own"):
         Sweep.prepare(config, ["rounds=6"], grid, out)
     with pytest.raises(RunError, match=r"local_sgd\.batch_size = 10"):
         Sweep.prepare(config, ["rounds=9", "local_sgd.batch_size=5"], grid, out)
@@ -268,7 +258,7 @@ def test_runs_found_finished_are_not_looked_at_again(
     sweep = Sweep.prepare(config, [], SMALL, tmp_path / "out")
     finished, looked_at = sweep.runs[1][0], []
 
-    def look(directory: RunDirectory, settings: Settings) -> bool:
+    def look(directory: RunDirectory, settings: Mapping[str, Any]) -> bool:
         looked_at.append(directory.path)
         return directory.path == finished
 
@@ -276,20 +266,6 @@ def test_runs_found_finished_are_not_looked_at_again(
     assert [run.finished for run in sweep.run(Idle()).runs] == [False, True, False, False]
     assert looked_at.count(finished) == 1
     assert looked_at.count(sweep.runs[0][0]) == 6
-
-
-@pytest.mark.parametrize("length", [10, 4000, 20_000])
-def test_the_newest_round_is_in_the_last_whole_line(tmp_path: Path, length: int) -> None:
-    """Those before it are not read: the first is none that could be."""
-    run = RunDirectory(tmp_path)
-    assert run.rounds_done == 0
-    run.metrics_file.touch()
-    assert run.rounds_done == 0
-    run.metrics_file.write_text('{"round": 0}\n')
-    assert run.rounds_done == 0
-    long = "x" * length
-    run.metrics_file.write_text(f'not JSON\n{{"round": 7, "refused": "{long}"}}\n{{"round": 8')
-    assert run.rounds_done == 7
 
 
 # How it chooses
@@ -403,14 +379,3 @@ def children_of_this_process() -> list[Path]:
     found = Path("/proc/self/task").glob("*/children")
     numbers = [number for file in found for number in file.read_text().split()]
     return [Path("/proc") / number / "cmdline" for number in numbers]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def lines_of(file: Path) -> int:
-    return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -21,23 +21,6 @@ from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
 from fedvarp.experiments.sweep_on_ray import RayEngine, _train
 
-CONFIG = """
-rounds = 6
-clients_per_round = 2
-evaluate_every = 3
-data = "logistic"
-[local_sgd]
-lr = 0.1
-batch_size = 10
-steps = 2
-"""
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "small.toml").write_text(CONFIG)
-    return tmp_path / "small.toml"
-
 
 @pytest.fixture(scope="module")
 def ray_settings() -> Iterator[dict[str, str]]:

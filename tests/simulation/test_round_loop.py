@@ -20,7 +20,9 @@ from fedvarp.clients.sampling import UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset, from_tensors
 from fedvarp.models import Quadratic, quadratic_loss
 from fedvarp.processes import Interruption
-from fedvarp.runs.directory import Journal, RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.journal import Journal
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers import SequentialTrainer
@@ -295,21 +297,6 @@ def test_timings_are_cut_back_with_the_metrics(tmp_path: Path) -> None:
         simulate(points(1, 2, 3), Quadratic(2), quadratic_loss, callbacks=[pull], **settings)
     simulate(points(1, 2, 3), Quadratic(2), quadratic_loss, **settings)
     assert [r["round"] for r in RunDirectory(tmp_path).timings()] == list(range(7))
-
-
-def test_a_journal_writes_null_for_nan_and_reads_only_whole_lines(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    journal = Journal(run.metrics_file)
-    journal.append({"round": 0, "loss": math.nan})
-    size = journal.size
-    journal.append({"round": 1})
-    journal.cut_back(size)
-    assert journal.size == size
-    journal.append({"round": 2})
-    journal.close()
-    with run.metrics_file.open("a") as file:
-        file.write('{"round": 3, "lo')
-    assert run.metrics() == [{"round": 0, "loss": None}, {"round": 2}]
 
 
 def test_the_second_ctrl_c_does_not_wait_and_the_handler_is_given_back() -> None:

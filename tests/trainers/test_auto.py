@@ -19,7 +19,9 @@ from fedvarp.data import FederatedDataset, digits
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.runs.identity import MAY_CHANGE
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.trainers import (
     AutoTrainer,
     Candidate,
@@ -41,6 +43,10 @@ from small_federation import (
     run,
     seeded,
 )
+from fedvarp.runs.identity import refuse_other_settings, with_choice_of_auto
+from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
+from fedvarp.trainers.auto import Candidate
+from fedvarp.trainers.registry import TrainerParts, make_trainer
 
 Change = Callable[[RoundUpdates], RoundUpdates]
 
@@ -337,19 +343,19 @@ def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
     now = {"trainer": "auto", "exact": False}
     chosen, told = RunDirectory(tmp_path / "chosen"), RunDirectory(tmp_path / "told")
     chosen.create({"trainer": "vectorised", "workers": 2, "auto": "why", "exact": False})
-    chosen.refuse_other_settings(now, MAY_CHANGE)
-    assert chosen.chosen_by_auto() == {"trainer": "vectorised", "workers": 2, "auto": "why"}
+    refuse_other_settings(chosen, now)
+    assert with_choice_of_auto(now, chosen.settings()) == chosen.settings()
     undone = RunDirectory(tmp_path / "undone")
     undone.create({"trainer": "auto", "auto": "why it had chosen", "exact": False})
-    assert undone.chosen_by_auto() == {}
+    assert with_choice_of_auto(now, undone.settings()) == now
     told.create({"trainer": "vectorised", "exact": False})  # auto might choose another
-    assert told.chosen_by_auto() == {}
+    assert with_choice_of_auto(now, told.settings()) == now
     with pytest.raises(RunError, match="now auto"):
-        told.refuse_other_settings(now, MAY_CHANGE)
+        refuse_other_settings(told, now)
 
 
 def test_resume_told_auto_goes_by_the_choice_there_is(tmp_path: Path) -> None:
-    build(load_settings("digits", ["rounds=3", "exact=false"])).run(tmp_path)
+    build(load_settings("digits", ["rounds=3", "trainer.exact=false"])).run(tmp_path)
     directory = RunDirectory(tmp_path)
     directory.write_settings(directory.settings() | {"trainer": "vectorised", "auto": "why"})
     resume(tmp_path, ["rounds=4", "trainer=auto"], progress=False)

@@ -17,7 +17,8 @@ from torch import Tensor
 from fedvarp import Broadcast, RoundUpdates, Server
 from fedvarp.clients.sampling import Cohort, UniformSampler
 from fedvarp.data import FederatedDataset, digits
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.trainers import VectorisedTrainer
 from small_federation import bits, run
 

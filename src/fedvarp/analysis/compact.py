@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.analysis.runs import METRICS, AnyPath, Record, Run, runs_at
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import differences
+from fedvarp.runs.whole_files import write_whole
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 
@@ -78,10 +80,10 @@ def _refuse_to_overwrite(run: Run, target: RunDirectory) -> None:
         raise RunError(f"{run.path} would be copied onto itself. Choose another directory.")
     if not _is_copy(target):
         raise RunError(f"{target.path} holds a run, not a copy of one. Choose another directory.")
-    if differences := target.other_settings(RunDirectory(run.path).settings(), MAY_CHANGE):
+    if found := differences(target.settings(), RunDirectory(run.path).settings()):
         raise RunError(
             f"{target.path} is the copy of another run than {run.path}, made with "
-            f"{'; '.join(differences)}. Choose another directory."
+            f"{'; '.join(found)}. Choose another directory."
         )
     if target.rounds_done > run.last_round:
         raise RunError(
@@ -115,7 +117,7 @@ def _write(run: Run, target: RunDirectory) -> None:
         ]
         _write_lines(target.timings_file, timings)
     if source.versions_file.exists():
-        shutil.copyfile(source.versions_file, target.versions_file)
+        write_whole(target.versions_file, source.versions_file.read_bytes())
     target.write_settings(source.settings())
 
 
@@ -142,6 +144,4 @@ def _record(run: Run, rounds: slice) -> Record:
 
 
 def _write_lines(file: Path, records: Iterable[Record]) -> None:
-    draft = file.with_suffix(".jsonl.part")
-    draft.write_text("".join(json.dumps(record) + "\n" for record in records))
-    draft.replace(file)
+    write_whole(file, "".join(json.dumps(record) + "\n" for record in records))

@@ -11,7 +11,7 @@ import numpy as np
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
 from fedvarp.analysis.runs import AnyPath, Floats, Run, read_runs
 from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 
 BASELINE: Final = "fedavg"
 DEFAULT_SMOOTH: Final = 5

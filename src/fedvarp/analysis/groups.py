@@ -20,7 +20,7 @@ from fedvarp.analysis.runs import Floats, Run
 from fedvarp.analysis.styles import Look, in_order, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_short
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 
 XAxis = Literal["rounds", "bytes", "time"]
 

@@ -6,6 +6,7 @@ would claim a precision that nobody has.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import warnings
@@ -20,7 +21,8 @@ from fedvarp.analysis.groups import Group, XAxis, group_runs, refuse_different_t
 from fedvarp.analysis.runs import METRICS, AnyPath, Floats, read_runs
 from fedvarp.analysis.styles import Dash, Marker
 from fedvarp.analysis.units import byte_unit
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -124,13 +126,15 @@ def refuse_undrawable(file: Path) -> None:
 
 
 def save(drawn: Figure, file: Path) -> Path:
-    """Writes a figure; the same figure gives the same bytes."""
+    """Writes a figure, whole or not at all; the same figure gives the same bytes."""
     refuse_format(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     # Dates would make each drawing a different file.
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    content = io.BytesIO()
     with our_style():
-        drawn.savefig(file, format=_ending(file), metadata=undated[_ending(file)])
+        drawn.savefig(content, format=_ending(file), metadata=undated[_ending(file)])
+    write_whole(file, content.getvalue())
     return file
 
 

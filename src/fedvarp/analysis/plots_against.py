@@ -20,7 +20,7 @@ from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks
 from fedvarp.analysis.runs import METRICS, AnyPath, Floats, Run, read_runs
 from fedvarp.analysis.styles import Look
 from fedvarp.analysis.units import in_short
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

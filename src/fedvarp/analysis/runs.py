@@ -12,7 +12,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvarp.runs.directory import RunDirectory, RunError, flattened, reached
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.finished import ending
+from fedvarp.runs.identity import flattened
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -61,9 +64,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
-        if reached(self.settings.get("target_accuracy"), self.metrics):
-            return True
-        return self.planned_rounds is None or self.last_round >= self.planned_rounds
+        return ending(self.settings, self.metrics) is not None
 
     @functools.cached_property
     def evaluated(self) -> Sequence[int]:

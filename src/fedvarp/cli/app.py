@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +16,7 @@ import typer
 
 from fedvarp.cli import analysis, diagnose
 from fedvarp.cli.errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
+from fedvarp.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
 
 if TYPE_CHECKING:
@@ -108,8 +108,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
-    from fedvarp.cli.output import print_dry_run, report, safe_rounds, say, shows_progress
+    from fedvarp.cli.output import print_dry_run, report, say, shows_progress
     from fedvarp.experiments.files import load_settings
+    from fedvarp.experiments.resuming import safe_rounds
+    from fedvarp.runs.directory import RunDirectory
+    from fedvarp.runs.errors import RunError
 
     if out is not None and not dry_run:
         _refuse_to_overwrite(out)  # before torch is loaded
@@ -139,16 +142,17 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Goes on with a run as if it had never stopped; --set rounds=… to train longer."""
-    from fedvarp.cli.output import report, safe_rounds, say, shows_progress
+    from fedvarp.cli.output import report, say, shows_progress
     from fedvarp.experiments import resuming
     from fedvarp.runs.directory import RunDirectory
+    from fedvarp.runs.finished import is_finished
 
     settings = resuming.resumed_settings(run, overrides or [])
-    if resuming.is_finished(RunDirectory(run), settings):
+    if is_finished(RunDirectory(run), settings.as_toml()):
         say(_why_finished(run, settings, overrides or []), quiet)
         report(run, None, quiet, as_json)
         return
-    with safe_rounds(run), _live_view(tensorboard) as callbacks:
+    with _live_view(tensorboard) as callbacks:
         result = resuming.resume(
             run,
             overrides or [],
@@ -217,13 +221,15 @@ def sweep(
     Give the same command again to go on after an interruption: finished runs are not repeated.
     """
     from fedvarp.cli.output import say, shows_progress
+    from fedvarp.cli.sweep_bar import sweep_bar
     from fedvarp.experiments.sweep import Grid, Sweep
     from fedvarp.experiments.sweep_engines import make_engine
 
     grid = Grid.parse(algorithms, client_lrs, seeds)
     runs_here = engine != "ray"  # a cluster's machines have the data and the devices
     whole = Sweep.prepare(config, overrides or [], grid, out, data_dir, runs_here)
-    result = whole.run(make_engine(engine, jobs, address, data_dir), shows_progress(quiet))
+    with sweep_bar(whole, shows_progress(quiet)) as on_progress:
+        result = whole.run(make_engine(engine, jobs, address, data_dir), on_progress)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     elif not quiet:
@@ -243,13 +249,13 @@ diagnose.register(app)
 
 def main() -> None:
     """The program `fedvarp`."""
-    # Schedulers end a job by SIGTERM: it should finish its round too.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    interrupt_on_sigterm()
     app()
 
 
 def _refuse_to_overwrite(directory: Path) -> None:
-    from fedvarp.runs.directory import RunDirectory, RunError
+    from fedvarp.runs.directory import RunDirectory
+    from fedvarp.runs.errors import RunError
 
     if RunDirectory(directory).exists:
         raise RunError(
@@ -260,13 +266,14 @@ def _refuse_to_overwrite(directory: Path) -> None:
 
 def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
     from fedvarp.runs.directory import RunDirectory
+    from fedvarp.runs.finished import ending
 
-    done, again = RunDirectory(run).rounds_done, f"fedvarp resume {run}"
-    if done >= settings.rounds:
+    metrics, again = RunDirectory(run).metrics(), f"fedvarp resume {run}"
+    if ending(settings.as_toml(), metrics) == "rounds":
         return f"{run} is finished. To train longer: {again} --set rounds=…"
     asked = "".join(f" --set {override}" for override in overrides)
     return (
-        f"{run} is finished: in round {done} it reached evaluation.target_accuracy="
+        f"{run} is finished: in round {metrics[-1]['round']} it reached evaluation.target_accuracy="
         f"{settings.evaluation.target_accuracy}, so nothing was done. To train longer, without a "
         f"target or up to a higher one: {again}{asked} --set evaluation.target_accuracy=none"
     )

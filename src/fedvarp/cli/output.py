@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ import typer
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.finished import ending
 
 if TYPE_CHECKING:
     from fedvarp.simulation.round_loop import SimulationResult
@@ -31,19 +30,6 @@ def say(line: str, quiet: bool) -> None:
 def shows_progress(quiet: bool) -> bool:
     """Whether somebody watches."""
     return sys.stderr.isatty() and not quiet
-
-
-@contextmanager
-def safe_rounds(directory: Path) -> Iterator[None]:
-    """Reminds of what is kept, if the rounds within end for want of a disk that takes more."""
-    from fedvarp.tables.store import WriteError
-
-    try:
-        yield
-    except (OSError, WriteError) as error:
-        if RunDirectory(directory).exists:
-            error.add_note(f"No whole round is lost: `fedvarp resume {directory}` goes on.")
-        raise
 
 
 def report(directory: Path, result: SimulationResult | None, quiet: bool, as_json: bool) -> None:
@@ -66,7 +52,7 @@ def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
         for name in _EVALUATED
     }
     rounds = records[-1]["round"]
-    stopped = "rounds" if rounds >= settings.rounds else "target"
+    stopped = ending(settings.as_toml(), records) if result is None else result.stopped
     return {
         "run": str(directory),
         "name": settings.name,
@@ -74,7 +60,7 @@ def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
         "client_lr": settings.local_sgd.lr,
         "seed": settings.seed,
         "rounds": rounds,
-        "stopped": stopped if result is None else result.stopped,
+        "stopped": stopped,
         "final": {name: values[-1] for name, values in series.items() if values},
         "best_test_accuracy": max(series["test_accuracy"], default=None),
         "bytes_down": sum(record.get("bytes_down", 0) for record in records),

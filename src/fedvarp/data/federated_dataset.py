@@ -22,13 +22,15 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from fedvarp.errors import FedvarpError
+
 Examples = tuple[Tensor, Tensor]
 """x (n, ...) and y (n, ...), ready for the model and the loss."""
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 """Changes a batch of training inputs at random, drawing from the generator."""
 
 
-class DataError(Exception):
+class DataError(FedvarpError):
     """A file or a client's data cannot be used; the message says what to do about it."""
 
 

@@ -18,6 +18,7 @@ from fedvarp.experiments.build import DataFolder, Experiment, build
 from fedvarp.experiments.files import load_settings, settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.whole_files import write_whole
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
@@ -261,10 +262,8 @@ def _diagnose(
 
 def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
     """Keeps the diagnosis, whole or not at all."""
-    draft = file.with_name(file.name + ".part")
     kept = diagnosis.as_json() | {"advice": list(advice)}
-    draft.write_text(json.dumps(kept, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(file)
+    write_whole(file, json.dumps(kept, indent=2, allow_nan=False) + "\n")
 
 
 def _refuse_other_objectives(settings: Settings) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clusters.named import clusters_by_name
 from fedvarp.experiments.build import Experiment
-from fedvarp.runs.directory import RunDirectory, RunError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Server

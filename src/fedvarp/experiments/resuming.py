@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError, reached
-from fedvarp.settings.problems import SettingsError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.finished import is_finished
+from fedvarp.runs.identity import refuse_other_settings
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
@@ -34,18 +37,32 @@ def resume(
         data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
         progress: Whether to show a bar; None: in a terminal.
         callbacks: Called with each round's record and the server.
+
+    Returns:
+        What the run leaves behind, with the records of all its rounds.
+
+    Raises:
+        RunError: There is no run, it has no checkpoint, or what it is told anew makes it another.
+        SettingsError: The settings cannot be used.
+        DataError: The data is not there, or is damaged.
     """
     settings = resumed_settings(run, overrides)
-    from fedvarp.experiments.build import (
-        build,  # not before the settings are known to be right: torch
-    )
+    from fedvarp.experiments.build import build  # not before the settings are right: it loads torch
 
     experiment = build(settings, data_dir)
-    return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
+    with safe_rounds(run):
+        return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 
 
 def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Settings:
     """The settings of a run, with what it is told anew.
+
+    Args:
+        run: The run's directory.
+        overrides: ``key=value`` texts, of what a resumed run may be told anew.
+
+    Returns:
+        The settings to go on with. Nothing is written yet.
 
     Raises:
         RunError: There is no run, it has no checkpoint, or what it is told anew makes it another.
@@ -62,23 +79,45 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
     if settings.trainer.name not in ("auto", recorded.get("trainer", {}).get("name")):
         trainer = settings.trainer.replace(auto=None)  # it spoke for another
         settings = settings.model_copy(update={"trainer": trainer})
-    directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
-    done = directory.rounds_done
-    if overrides and settings.rounds < done:
-        raise SettingsError(
-            f"{directory.path} has trained {done} rounds already; rounds={settings.rounds} lies "
-            f"behind it. A shorter run needs a directory of its own."
-        )
-    if not is_finished(directory, settings):  # whose checkpoint may be deleted to save space
-        directory.refuse_without_checkpoint()
+    refuse_to_go_on(directory, settings, told_anew=bool(overrides))
     return settings
 
 
-def is_finished(directory: RunDirectory, settings: Settings) -> bool:
-    """Whether nothing is left to do, and the model is exported."""
-    if not directory.has_the_newest_model:
-        return False
-    if directory.rounds_done >= settings.rounds:
-        return True
-    target = settings.evaluation.target_accuracy
-    return target is not None and reached(target, directory.metrics())
+def refuse_to_go_on(directory: RunDirectory, settings: Settings, told_anew: bool = True) -> None:
+    """Refuses a run that cannot go on with these settings.
+
+    Args:
+        directory: Of a run.
+        settings: To go on with.
+        told_anew: Whether somebody asks for this number of rounds, besides the run's own file.
+
+    Raises:
+        RunError: The run was made with other settings, has trained more rounds than it is told to,
+            or is not finished and has no checkpoint.
+    """
+    refuse_other_settings(directory, settings.as_toml())
+    done = directory.rounds_done
+    if told_anew and settings.rounds < done:
+        raise RunError(
+            f"{directory.path} has trained {done} rounds already, more than rounds="
+            f"{settings.rounds}. A shorter run needs a directory of its own."
+        )
+    if not is_finished(directory, settings.as_toml()):  # else the checkpoint may be deleted
+        directory.refuse_without_checkpoint()
+
+
+@contextmanager
+def safe_rounds(run: str | os.PathLike[str]) -> Iterator[None]:
+    """Adds to the errors of a full or failing disk that no whole round is lost.
+
+    Args:
+        run: The directory of the run that is trained in the `with` block.
+    """
+    from fedvarp.tables.store import WriteError
+
+    try:
+        yield
+    except (OSError, WriteError) as error:
+        if RunDirectory(run).exists:
+            error.add_note(f"No whole round is lost: `fedvarp resume {os.fspath(run)}` goes on.")
+        raise

@@ -8,26 +8,28 @@ are not repeated.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from fedvarp.settings.problems import SettingsError
 from fedvarp.experiments.files import SHORT_NAMES, load_settings
-from fedvarp.experiments.resuming import is_finished
+from fedvarp.experiments.resuming import refuse_to_go_on
 from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep_engines import Engine
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
 from fedvarp.processes import Interruption
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory
-from fedvarp.settings.problems import SettingsError
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.finished import is_finished
+from fedvarp.runs.identity import with_choice_of_auto
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
+
+OnProgress = Callable[[int, int], None]
+"""Told now and then how many runs are finished, and how many rounds are trained in all."""
 
 PAPER_GRID: Final = (1e-1, 10**-1.5, 1e-2, 10**-2.5, 1e-3)
 _SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "seed": "--seeds"}
@@ -35,7 +37,15 @@ _SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "s
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried; the product of the three.
+    """What a sweep tries: each algorithm with each rate and each seed.
+
+    Attributes:
+        algorithms: Their names.
+        client_lrs: η_c; by default the paper's grid.
+        seeds: Of the draws; the same seed gives all algorithms the same cohorts and batches.
+
+    Raises:
+        SettingsError: One of them is empty, or has a value twice.
 
     >>> Grid.parse("fedavg,fedvarp", "10^-1,0.03", "0,1").client_lrs
     (0.1, 0.03)
@@ -58,7 +68,19 @@ class Grid:
 
     @classmethod
     def parse(cls, algorithms: str, client_lrs: str, seeds: str) -> Grid:
-        """From texts separated by commas; rates may be powers, as the paper writes its grid."""
+        """Reads a grid from texts separated by commas.
+
+        Args:
+            algorithms: Such as "fedavg,fedvarp".
+            client_lrs: Such as "0.1,10^-1.5": rates may be powers, as the paper writes its grid.
+            seeds: Such as "0,1,2".
+
+        Returns:
+            The grid.
+
+        Raises:
+            SettingsError: A text is no number, or the grid is empty or repeats itself.
+        """
         try:
             return cls(
                 algorithms=tuple(_parts(algorithms)),
@@ -81,7 +103,13 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, their directories made."""
+    """The runs of a sweep, whose directories are made.
+
+    Attributes:
+        out: The directory that holds them all.
+        grid: What is tried.
+        runs: The directory of each run, and its settings.
+    """
 
     out: Path
     grid: Grid
@@ -110,11 +138,14 @@ class Sweep:
             data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
             runs_here: Whether this machine will train, and so has the data and the device.
 
+        Returns:
+            The sweep, ready to run.
+
         Raises:
             SettingsError: A run cannot be made so.
             MissingDataError: The data files are not there.
-            RunError: A directory holds a run with other settings, or one to go on with and no
-                checkpoint.
+            RunError: A directory holds a run with other settings or more rounds, or one to go on
+                with and no checkpoint.
         """
         _refuse_swept(overrides)
         all_settings = [
@@ -134,36 +165,41 @@ class Sweep:
         folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
         runs = [(folder / settings.run_name, settings) for settings in all_settings]
         for directory, settings in runs:
-            _check_directory(RunDirectory(directory), settings)
-        left = [s for directory, s in runs if not is_finished(RunDirectory(directory), s)]
+            if RunDirectory(directory).exists:
+                refuse_to_go_on(RunDirectory(directory), settings)
+        left = _unfinished(dict(runs))
         if left and runs_here:
-            _try_with_the_data(left[0], data_dir)
+            _try_with_the_data(next(iter(left.values())), data_dir)
         for directory, settings in runs:
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs)
 
-    def run(self, engine: Engine, progress: bool = False) -> SweepResult:
-        """Resumes what is not finished; writes sweep.json, whatever happens in between."""
+    def run(self, engine: Engine, on_progress: OnProgress | None = None) -> SweepResult:
+        """Resumes the runs that are not finished, and writes sweep.json.
+
+        The first Ctrl-C lets the runs under way finish their round and ends the sweep; the same
+        call goes on.
+
+        Args:
+            engine: Who resumes them.
+            on_progress: Told how far the sweep has come; None: it runs in silence.
+
+        Returns:
+            What became of each run, and the best rates. A run that failed is told there.
+        """
         errors: dict[Path, str] = {}
-        left = self._unfinished(dict(self.runs))
-        with Interruption() as stop, self._bar(progress) as bar:
-            task = bar.add_task("", total=sum(settings.rounds for _, settings in self.runs))
+        left = _unfinished(dict(self.runs))
+        with Interruption() as stop:
             for outcome in engine.run(list(left), lambda: stop.requested):
                 if outcome is not None and outcome.error is not None:
                     errors[outcome.directory] = outcome.error
-                left = self._unfinished(left)
-                bar.update(
-                    task,
-                    description=f"{len(self.runs) - len(left)} of {len(self.runs)} runs",
-                    completed=sum(
-                        RunDirectory(path).rounds_done if path in left else settings.rounds
-                        for path, settings in self.runs
-                    ),
-                )
+                left = _unfinished(left)
+                if on_progress is not None:
+                    on_progress(len(self.runs) - len(left), self._rounds_done(left))
         result = SweepResult(
             directory=self.out,
             runs=[
-                self._swept(path, settings, path not in left, errors.get(path))
+                _swept(path, settings, path not in left, errors.get(path))
                 for path, settings in self.runs
             ],
             client_lrs=self.grid.client_lrs,
@@ -172,50 +208,33 @@ class Sweep:
         result.write()
         return result
 
-    def _swept(self, path: Path, settings: Settings, finished: bool, error: str | None) -> SweptRun:
-        directory = RunDirectory(path)
-        return SweptRun(
-            directory=path,
-            algorithm=settings.algorithm,
-            client_lr=settings.local_sgd.lr,
-            seed=settings.seed,
-            rounds=directory.rounds_done,
-            finished=finished,
-            error=error,
-            metrics=directory.metrics() if directory.metrics_file.exists() else [],
-        )
-
-    def _unfinished(self, among: Mapping[Path, Settings]) -> dict[Path, Settings]:
-        return {
-            path: settings
-            for path, settings in among.items()
-            if not is_finished(RunDirectory(path), settings)
-        }
-
-    def _bar(self, show: bool) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not show,
+    def _rounds_done(self, left: Mapping[Path, Settings]) -> int:
+        return sum(
+            RunDirectory(path).rounds_done if path in left else settings.rounds
+            for path, settings in self.runs
         )
 
 
-def _check_directory(directory: RunDirectory, settings: Settings) -> None:
-    if not directory.exists:
-        return
-    directory.refuse_other_settings(settings.as_toml(), MAY_CHANGE)
-    done = directory.rounds_done
-    if done > settings.rounds:
-        raise SettingsError(
-            f"{directory.path} has trained {done} rounds already, more than rounds="
-            f"{settings.rounds}. A shorter sweep needs a directory of its own: --out."
-        )
-    if not is_finished(directory, settings):
-        directory.refuse_without_checkpoint()
+def _unfinished(among: Mapping[Path, Settings]) -> dict[Path, Settings]:
+    return {
+        path: settings
+        for path, settings in among.items()
+        if not is_finished(RunDirectory(path), settings.as_toml())
+    }
+
+
+def _swept(path: Path, settings: Settings, finished: bool, error: str | None) -> SweptRun:
+    directory = RunDirectory(path)
+    return SweptRun(
+        directory=path,
+        algorithm=settings.algorithm,
+        client_lr=settings.local_sgd.lr,
+        seed=settings.seed,
+        rounds=directory.rounds_done,
+        finished=finished,
+        error=error,
+        metrics=directory.metrics() if directory.metrics_file.exists() else [],
+    )
 
 
 def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
@@ -232,10 +251,11 @@ def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
 
 
 def _make_directory(directory: RunDirectory, settings: Settings) -> None:
-    if not directory.exists:
+    if directory.exists:
+        told = with_choice_of_auto(settings.as_toml(), directory.settings())
+        directory.update_settings(told)
+    else:
         directory.create(settings.as_toml())
-        return
-    directory.update_settings(directory.by_the_choice(settings.as_toml()))
 
 
 def _refuse_swept(overrides: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,24 +11,26 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
-from fedvarp.cli.errors import INTERRUPTED
+from fedvarp.errors import wants_tracebacks
 from fedvarp.processes import CORES_VARIABLE, signal_when_orphaned, usable_cores, who_is_watched
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5
-INTERRUPTED_ALONE: Final = (
-    "it was interrupted, though the sweep was not: by a SIGINT or SIGTERM of somebody else. Its "
-    "rounds are kept; the same command again goes on"
-)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run came to an end; an error says it failed."""
+    """How a run came to an end.
+
+    Attributes:
+        directory: The run.
+        error: Why it failed, in a sentence; None if it did not.
+    """
 
     directory: Path
     error: str | None = None
@@ -39,10 +42,15 @@ class Engine(Protocol):
     def run(
         self, directories: Sequence[Path], stop: Callable[[], bool]
     ) -> Iterator[Outcome | None]:
-        """Yields each outcome as it comes, and None now and then while nothing happens.
+        """Resumes all runs; one that fails stops no other.
 
-        Once `stop` says so, the runs under way finish their round and no other is begun. A run
-        that fails stops no other.
+        Args:
+            directories: The runs.
+            stop: Says whether to end. Once it does, the runs under way finish their round and no
+                other is begun; what they end with then is no error.
+
+        Yields:
+            Each outcome as it comes, and None now and then while nothing happens.
         """
 
 
@@ -52,10 +60,16 @@ def make_engine(
     """The engine of that name.
 
     Args:
-        name: Which.
+        name: "local" for processes of this machine, "ray" for tasks of Ray.
         jobs: Runs at once; None: one for each core.
         address: Of a Ray cluster.
         data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+
+    Returns:
+        The engine; nothing is started yet.
+
+    Raises:
+        ValueError: There is an address, but the engine is not Ray's.
     """
     at_once = jobs or usable_cores()
     if name == "local":
@@ -69,7 +83,12 @@ def make_engine(
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Every run a process of its own: `fedvarp resume DIRECTORY`."""
+    """Every run in a process of its own; see `fedvarp.experiments.sweep_worker`.
+
+    Attributes:
+        jobs: Runs at once.
+        data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+    """
 
     jobs: int
     data_dir: Path | None = None
@@ -93,7 +112,8 @@ class LocalEngine:
                     running.append(_Process(waiting.popleft(), self.data_dir, cores))
                 for process in [process for process in running if process.ended]:
                     running.remove(process)
-                    yield process.outcome(stopping or stop())
+                    error = process.error()
+                    yield Outcome(process.directory, None if stopping or stop() else error)
                 if time.monotonic() - heartbeat > _HEARTBEAT:
                     heartbeat = time.monotonic()
                     yield None
@@ -104,23 +124,29 @@ class LocalEngine:
 
 
 class _Process:
+    """A `sweep_worker` for one run."""
+
     def __init__(self, directory: Path, data_dir: Path | None, cores: int) -> None:
         self.directory = directory
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed in outcome()
-        where = [] if data_dir is None else ["--data-dir", str(data_dir)]
-        watched = who_is_watched()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedvarp.cli", "resume", str(directory), "--quiet", *where],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            env={**os.environ, CORES_VARIABLE: str(cores)},
-            # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us, would
-            # make them drop their round.
-            start_new_session=True,
-            # A sweep that is killed leaves nothing running: its runs finish their round and stop.
-            preexec_fn=lambda: signal_when_orphaned(watched, signal.SIGINT),
-        )
+        # Files, not pipes: a process whose pipe is full would wait for a reader.
+        with ExitStack() as opened:
+            self._report = opened.enter_context(tempfile.TemporaryFile())
+            self._said = opened.enter_context(tempfile.TemporaryFile())
+            where = [] if data_dir is None else [str(data_dir)]
+            watched = who_is_watched()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedvarp.experiments.sweep_worker", str(directory), *where],
+                stdin=subprocess.DEVNULL,
+                stdout=self._report,
+                stderr=None if wants_tracebacks() else self._said,
+                env={**os.environ, CORES_VARIABLE: str(cores)},
+                # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us,
+                # would make them drop their round.
+                start_new_session=True,
+                # A sweep that is killed leaves nothing running: its runs finish their round.
+                preexec_fn=lambda: signal_when_orphaned(watched, signal.SIGINT),
+            )
+            self._opened = opened.pop_all()
 
     @property
     def ended(self) -> bool:
@@ -132,17 +158,19 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        self._errors.close()
+        self._opened.close()
 
-    def outcome(self, stopping: bool) -> Outcome:
+    def error(self) -> str | None:
+        """Why it ended too early, once it has ended; None if it did not."""
+        with self._opened:
+            self._report.seek(0)
+            self._said.seek(0)
+            report, said = self._report.read(), self._said.read().decode(errors="replace")
+        if report.endswith(b"\n"):  # else it ended before it could say how
+            error: str | None = json.loads(report)["error"]
+            return error
         code = self._process.returncode
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().removeprefix("fedvarp: ")
-        self._errors.close()
-        if code == 0 or stopping:
-            return Outcome(self.directory)
-        if code == INTERRUPTED:
-            said = INTERRUPTED_ALONE
         if code < 0:
-            said = f"{signal.Signals(-code).name} ended it; SIGKILL often means too little memory"
-        return Outcome(self.directory, said or f"it ended with exit code {code}")
+            return f"{signal.Signals(-code).name} ended it; SIGKILL often means too little memory"
+        last = [f": {line}" for line in said.strip().splitlines()[-1:]]
+        return f"it ended with exit code {code}" + "".join(last)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.cli.errors import sentence
 from fedvarp.data.locate import DATA_VARIABLE
-from fedvarp.experiments.resuming import resume
-from fedvarp.experiments.sweep_engines import INTERRUPTED_ALONE, Outcome
+from fedvarp.experiments.sweep_engines import Outcome
+from fedvarp.experiments.sweep_worker import train_to_the_end
 from fedvarp.processes import CORES_VARIABLE
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.trainers.ray_cluster import connect
@@ -57,8 +56,9 @@ class RayEngine:
                         ray.cancel(reference)  # in the task this is Ctrl-C: it finishes its round
                 ended, _ = ray.wait(list(pending), timeout=_HEARTBEAT)
                 for reference in ended:
+                    error = _error(ray, reference)
                     path = pending.pop(reference)
-                    yield Outcome(path, _error(ray, reference, stopping or stop()))
+                    yield Outcome(path, None if stopping or stop() else error)
                 if not ended:
                     yield None
         finally:
@@ -73,16 +73,12 @@ def _train(run: str, data_dir: str | None) -> str | None:
             f"the cluster share, under the same path."
         )
     os.environ[CORES_VARIABLE] = "1"  # what the task was given
-    try:
-        result = resume(run, data_dir=data_dir, progress=False)
-    except Exception as error:
-        return sentence(error)
-    return INTERRUPTED_ALONE if result.stopped == "interrupted" else None
+    return train_to_the_end(run, data_dir)
 
 
-def _error(ray: Any, reference: Any, stopping: bool) -> str | None:
+def _error(ray: Any, reference: Any) -> str | None:
     try:
         said: str | None = ray.get(reference)
     except ray.exceptions.RayError as error:
         said = str(error).strip().splitlines()[-1]
-    return None if stopping else said
+    return said

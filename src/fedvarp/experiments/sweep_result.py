@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.runs.whole_files import write_whole
+
 _METRICS: Final = {"test_accuracy": max, "train_loss": min, "test_loss": min}
 """The first that the runs recorded decides; with it, whether more is better."""
 
@@ -19,7 +21,18 @@ _LAST: Final = 5  # the last fifth of a run's evaluations
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One run of a sweep and what became of it."""
+    """One run of a sweep and what became of it.
+
+    Attributes:
+        directory: Where it is kept.
+        algorithm: Its name.
+        client_lr: η_c.
+        seed: Of its draws.
+        rounds: How many are trained.
+        finished: Whether none is left to train.
+        error: Why it failed, in a sentence; None if it did not.
+        metrics: Its records.
+    """
 
     directory: Path
     algorithm: str
@@ -31,7 +44,14 @@ class SweptRun:
     metrics: Sequence[Mapping[str, Any]]
 
     def figure(self, metric: str) -> float | None:
-        """The mean of the metric over the last fifth of the evaluations; infinite if it blew up."""
+        """What the run is judged by: the mean of a metric over the last fifth of its evaluations.
+
+        Args:
+            metric: Such as "test_accuracy".
+
+        Returns:
+            The mean; infinite if an evaluation was not finite; None if none recorded the metric.
+        """
         values = [record[metric] for record in self.metrics if metric in record]
         last = values[-math.ceil(len(values) / _LAST) :]
         if not last:
@@ -41,7 +61,7 @@ class SweptRun:
 
     @property
     def status(self) -> str:
-        """In a word."""
+        """What became of it: "finished", "failed" or "unfinished"."""
         if self.finished:
             return "finished"
         return "failed" if self.error is not None else "unfinished"
@@ -49,17 +69,31 @@ class SweptRun:
 
 @dataclass(frozen=True)
 class Best:
-    """The best rate of an algorithm."""
+    """The best rate of an algorithm.
+
+    Attributes:
+        client_lr: η_c.
+        mean: The mean over seeds of what its runs are judged by.
+        std: Their standard deviation; None for a single seed.
+        try_next: A rate one step further out, if the best lies at the edge of the grid.
+    """
 
     client_lr: float
     mean: float
-    std: float | None  # over seeds; None for a single one
-    try_next: float | None  # one step further out, if the best lies at the edge of the grid
+    std: float | None
+    try_next: float | None
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """All runs of a sweep, and the best rates."""
+    """All runs of a sweep, and the best rates.
+
+    Attributes:
+        directory: Of the sweep.
+        runs: What became of each.
+        client_lrs: The rates that were tried.
+        interrupted: Whether Ctrl-C ended the sweep.
+    """
 
     directory: Path
     runs: Sequence[SweptRun]
@@ -68,7 +102,7 @@ class SweepResult:
 
     @cached_property
     def metric(self) -> str:
-        """What decides: accuracy where it was recorded, else a loss."""
+        """The metric that decides: accuracy where it was recorded, else a loss."""
         recorded = {name for run in self.runs for record in run.metrics for name in record}
         return next((name for name in _METRICS if name in recorded), "test_accuracy")
 
@@ -87,7 +121,15 @@ class SweepResult:
         return [f"{run.directory} failed: {run.error}" for run in self.runs if run.error]
 
     def figures(self, algorithm: str, client_lr: float) -> list[float] | None:
-        """One for each seed; None unless all of them have finished."""
+        """What the runs of one algorithm and rate are judged by.
+
+        Args:
+            algorithm: Its name.
+            client_lr: A rate of the grid.
+
+        Returns:
+            One number for each seed; None unless all of them have finished.
+        """
         mine = [r for r in self.runs if (r.algorithm, r.client_lr) == (algorithm, client_lr)]
         found = [run.figure(self.metric) for run in mine if run.finished]
         complete = [figure for figure in found if figure is not None]
@@ -95,7 +137,7 @@ class SweepResult:
 
     @cached_property
     def best(self) -> dict[str, Best]:
-        """For each algorithm with a rate to choose."""
+        """The best rate of each algorithm that has a rate whose runs have all finished."""
         best: dict[str, Best] = {}
         for algorithm in self.algorithms:
             ranked = {
@@ -113,7 +155,7 @@ class SweepResult:
 
     @property
     def algorithms(self) -> list[str]:
-        """In the order they were asked for."""
+        """Their names, in the order they were asked for."""
         return list(dict.fromkeys(run.algorithm for run in self.runs))
 
     def _row(self, algorithm: str) -> list[str]:
@@ -134,7 +176,11 @@ class SweepResult:
         return lr * lr / neighbour
 
     def as_json(self) -> dict[str, Any]:
-        """What sweep.json holds: the rule, every run's figure, the best rates."""
+        """What sweep.json holds.
+
+        Returns:
+            The rule, the best rates, and what became of every run, as JSON can hold it.
+        """
         return {
             "rule": self.rule,
             "metric": self.metric,
@@ -165,14 +211,17 @@ class SweepResult:
         }
 
     def write(self) -> None:
-        """sweep.json, whole or not at all."""
-        file = self.directory / "sweep.json"
-        draft = file.with_suffix(".json.part")
-        draft.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
-        draft.replace(file)
+        """Writes sweep.json into the sweep's directory, whole or not at all."""
+        content = json.dumps(self.as_json(), indent=2) + "\n"
+        write_whole(self.directory / "sweep.json", content)
 
     def text(self) -> str:
-        """A table of mean figures, the best of each algorithm starred, and the rule."""
+        """The result for a terminal.
+
+        Returns:
+            A table of mean figures, the best of each algorithm starred, and the rule; what lies at
+            the edge of the grid, and what is not finished.
+        """
         header = ["client rate", *(f"{lr:.3g}" for lr in self.client_lrs)]
         rows = [header, *(self._row(algorithm) for algorithm in self.algorithms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

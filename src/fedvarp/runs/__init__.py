@@ -1,4 +1,4 @@
-"""A run on disk: its directory, its files, and whether it is finished or the same. No torch."""
+"""A run on disk: its files, whether it is finished, and whether it is the same run. No torch."""
 
 import lazy_loader
 

@@ -1,3 +1,6 @@
-from .directory import Journal as Journal
 from .directory import RunDirectory as RunDirectory
-from .directory import RunError as RunError
+from .errors import RunError as RunError
+from .finished import is_finished as is_finished
+from .identity import differences as differences
+from .journal import Journal as Journal
+from .whole_files import write_whole as write_whole

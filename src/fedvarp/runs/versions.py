@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import json
 import platform
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.runs.directory import changes
+from fedvarp.runs.identity import changes
+from fedvarp.runs.whole_files import write_whole
 from fedvarp.version import __version__
 
 _LATER: Final = "later"
 
 
 def present() -> dict[str, str]:
-    """What runs are made with here and now."""
-    import numpy as np
-    import torch
+    """What a run is made with here and now.
 
+    Returns:
+        The versions of this package, torch, numpy and Python, and the platform.
+    """
     return {
         "fedvarp": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
+        "torch": metadata.version("torch"),  # the same as torch.__version__, but in no time
+        "numpy": metadata.version("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
 
 
-def write(file: Path) -> None:
-    """For a run that begins."""
+def write_versions(file: Path) -> None:
+    """Writes versions.json for a run that begins.
+
+    Args:
+        file: Where.
+    """
     _write(file, present())
 
 
 def note_change(file: Path, round: int) -> list[str]:
-    """Notes what has changed after this round, and returns it, as "torch = 2.12 (now 2.13)".
+    """Notes in versions.json what has changed since it was written.
 
     A file that is missing or damaged is no reason not to go on: it is written anew.
+
+    Args:
+        file: versions.json of the run.
+        round: The last one that was made with the older versions.
+
+    Returns:
+        Each change but that of the platform, as "torch = 2.12 (now 2.13)".
     """
     now = present()
     try:
@@ -56,6 +70,4 @@ def note_change(file: Path, round: int) -> list[str]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    draft = file.with_name(file.name + ".part")
-    draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    draft.replace(file)
+    write_whole(file, json.dumps(content, indent=2) + "\n")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.runs.identity import refuse_other_settings
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 
 if TYPE_CHECKING:
     from fedvarp.simulation.task import Task
@@ -50,7 +52,7 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
     if not directory.exists:
         return
     if resume:
-        directory.refuse_other_settings(settings, MAY_CHANGE)
+        refuse_other_settings(directory, settings)
         directory.refuse_without_checkpoint()
     else:
         raise RunError(

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from fedvarp.runs.directory import flattened
+from fedvarp.runs.identity import flattened
 from fedvarp.simulation.callbacks import Callback
 
 if TYPE_CHECKING:

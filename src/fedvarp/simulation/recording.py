@@ -9,8 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fedvarp.runs import versions
-from fedvarp.runs.directory import Journal, RunDirectory, RunError, changes, lasting
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import lasting, refuse_edited_settings
+from fedvarp.runs.journal import Journal
+from fedvarp.runs.versions import note_change
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
 from fedvarp.simulation.description import plain
@@ -98,7 +101,7 @@ class RecordedRun:
 
     def _note_versions(self, aloud: bool) -> None:
         done = self._simulation.server.round
-        different = versions.note_change(self._directory.versions_file, done)
+        different = note_change(self._directory.versions_file, done)
         if different and aloud:
             Console(stderr=True).print(
                 f"{self._directory.path} was made with {'; '.join(different)}: from round "
@@ -119,23 +122,14 @@ class RecordedRun:
                 f"another loss. (A data set that changes each time it is loaded cannot be resumed; "
                 f"randomness belongs into its `augment`.)"
             )
-        self._refuse_edited_settings()
+        committed = self._checkpoint.notes.get("settings", {})
+        refuse_edited_settings(self._directory, committed, self._lasting)
         if self._checkpoint.restore(self._simulation.server):
             self._simulation.buffers = self._checkpoint.tensors()
         notes = self._checkpoint.notes
         self._metrics.cut_back(notes.get("metrics_bytes", 0))
         # No commit waits until the disk has these: a power failure may have cost some.
         self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
-
-    def _refuse_edited_settings(self) -> None:
-        """What was set when the checkpoint was made must still be set so; names may have joined."""
-        before = self._checkpoint.notes.get("settings", {})
-        if edited := changes(before, self._lasting, before):
-            raise RunError(
-                f"The checkpoint in {self._directory.path} was made with {'; '.join(edited)}: "
-                f"config.toml was edited since, or a file that it names. Put it back to go on, or "
-                f"begin a run of its own."
-            )
 
     def _keep(self, record: Record, seconds: float) -> None:
         self._metrics.append(record)

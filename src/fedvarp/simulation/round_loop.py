@@ -16,7 +16,8 @@ from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
-from fedvarp.runs.directory import reached, without_nan
+from fedvarp.runs.finished import reached
+from fedvarp.runs.journal import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.callbacks import Callback, Record, StopRun
@@ -181,7 +182,7 @@ class Simulation:
         stopped_by_callback: bool,
         interruption: Interruption,
     ) -> Stopped | None:
-        if evaluated is not None and reached(self.evaluation.target_accuracy, [evaluated]):
+        if reached(self.evaluation.target_accuracy, evaluated):
             return "target"
         if stopped_by_callback:
             return "callback"

@@ -21,6 +21,7 @@ from fedvarp.clusters.named import Clusters, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.identity import with_choice_of_auto
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
@@ -73,7 +74,7 @@ class Task:
         if directory is not None:
             refuse_another_run(directory, kept, self.recording.resume)
             if directory.exists:
-                kept = directory.by_the_choice(kept)
+                kept = with_choice_of_auto(kept, directory.settings())
         flat = FlatModel(self.model.to(self.device))
         clusters, table = self.clusters_and_table(flat.dim, directory)
         choice = _Choice(directory, kept)

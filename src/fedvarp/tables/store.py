@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvarp.errors import FedvarpError
+
 _DATA: Final = "data.mdb"
 _FIRST_MAP_SIZE: Final = 64 * 2**20
 _MAX_DATABASES: Final = 32
@@ -32,7 +34,7 @@ _IF_DAMAGED: Final = (
 )
 
 
-class StoreError(Exception):
+class StoreError(FedvarpError):
     """The folder cannot be used: damaged, taken by another process, or out of space."""
 
 

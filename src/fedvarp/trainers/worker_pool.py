@@ -19,6 +19,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
+from fedvarp.errors import FedvarpError
 from fedvarp.processes import signal_when_orphaned, who_is_watched
 
 Task = tuple[int, int, int, int]  # what the numbers mean is between the caller and `work`
@@ -31,7 +32,7 @@ _MOST_TRIES: Final = 3
 _logger = logging.getLogger(__name__)
 
 
-class WorkerError(Exception):
+class WorkerError(FedvarpError):
     """The work itself failed, or it keeps ending the processes that try it."""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from fedvarp.analysis.comparison import DEFAULT_SMOOTH, compare
 from fedvarp.analysis.report.page import page
 from fedvarp.analysis.runs import AnyPath
+from fedvarp.runs.whole_files import write_whole
 
 __all__ = ["write_report"]
 
@@ -53,7 +54,5 @@ def write_report(
     text = page(comparison, title)
     file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(file.name + ".part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
+    write_whole(file, text)
     return file

@@ -14,7 +14,7 @@ from fedvarp.analysis.styles import look_of
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME
 from fedvarp.diagnosis.text import with_rows
-from fedvarp.runs.directory import RunError
+from fedvarp.runs.errors import RunError
 
 TableMaker = Callable[[Grid, str], str]
 

@@ -1,0 +1,58 @@
+"""Errors with a message for the user, and how any error is told in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+TRACEBACK_VARIABLE: Final = "FEDVARP_TRACEBACK"
+"""The environment variable that asks for the traceback of an error besides its sentence."""
+
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FedvarpError(Exception):
+    """An error whose message says what happened, the likely cause and the way out."""
+
+
+def is_for_the_user(error: BaseException) -> bool:
+    """Whether the error's message was written for whoever called, not for a debugger.
+
+    Args:
+        error: Any error.
+
+    Returns:
+        True for errors of this package, for wrong values, for what the operating system refuses
+        and for packages that are not installed; False for what is probably a bug.
+    """
+    return isinstance(error, (FedvarpError, ValueError, OSError, ImportError))
+
+
+def sentence(error: BaseException) -> str:
+    """Says what happened, the likely cause and the way out, without a traceback.
+
+    Args:
+        error: Any error.
+
+    Returns:
+        Its message, completed where the operating system's own is too short, and its notes.
+    """
+    if not is_for_the_user(error):
+        said = (
+            f"This should not have happened: {type(error).__name__}: {error}. It is probably a "
+            f"mistake in fedvarp; `fedvarp --traceback …` shows where."
+        )
+    elif isinstance(error, OSError) and error.strerror:
+        place = f" ({error.filename})" if error.filename else ""
+        said = f"{error.strerror}{place}."
+        if error.errno in _DISK_FULL:
+            said += " The disk is full: free some space, or choose another directory."
+    else:
+        said = str(error)
+    return " ".join([said, *getattr(error, "__notes__", [])])
+
+
+def wants_tracebacks() -> bool:
+    """Whether the environment variable FEDVARP_TRACEBACK asks for tracebacks."""
+    return os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0")

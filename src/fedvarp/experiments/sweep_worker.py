@@ -1,0 +1,59 @@
+"""One run of a sweep in a process of its own: ``python -m fedvarp.experiments.sweep_worker RUN``.
+
+It resumes the run and writes how that ended to standard output, as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Final
+
+from fedvarp.errors import sentence, wants_tracebacks
+from fedvarp.processes import interrupt_on_sigterm
+
+INTERRUPTED_ALONE: Final = (
+    "it was interrupted, though the sweep was not: by a SIGINT or SIGTERM of somebody else. Its "
+    "rounds are kept; the same command again goes on"
+)
+
+
+def train_to_the_end(run: str | Path, data_dir: str | Path | None) -> str | None:
+    """Resumes a run of a sweep, whoever it is that does so.
+
+    Args:
+        run: Its directory.
+        data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+
+    Returns:
+        Why the run did not come to its end, in a sentence; None if it did.
+    """
+    try:
+        from fedvarp.experiments.resuming import resume
+
+        stopped = resume(run, data_dir=data_dir, progress=False).stopped
+    except KeyboardInterrupt:  # before the first round
+        return INTERRUPTED_ALONE
+    except Exception as error:
+        if wants_tracebacks():
+            traceback.print_exception(error)
+        return sentence(error)
+    return INTERRUPTED_ALONE if stopped == "interrupted" else None
+
+
+def main() -> None:
+    """The program: its arguments are the run's directory and, if need be, that of the data."""
+    report_to = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is no report
+    interrupt_on_sigterm()
+    run, *data_dir = sys.argv[1:]
+    error = train_to_the_end(run, data_dir[0] if data_dir else None)
+    with os.fdopen(report_to, "w") as report:
+        report.write(json.dumps({"error": error}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Files of JSON lines: appended to round by round, cut back to a checkpoint, and read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fedvarp.runs.errors import RunError
+
+_FIRST_LOOK: Final = 4096  # bytes at the end of a file; a usual line has some hundreds
+
+
+class Journal:
+    """A file of JSON lines that can be cut back to where a checkpoint left it.
+
+    Args:
+        path: The file; it is made if there is none, and appended to otherwise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab")
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
+    @property
+    def num_lines(self) -> int:
+        """Lines in the file."""
+        return self.path.read_bytes().count(b"\n")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds one line.
+
+        Args:
+            record: What JSON can hold; numbers that are not finite become null.
+        """
+        self._file.write(json.dumps(without_nan(record), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def cut_back(self, size: int) -> None:
+        """Drops all but the first bytes.
+
+        Args:
+            size: How many bytes stay.
+
+        Raises:
+            RunError: The file is shorter than that.
+        """
+        if self.path.stat().st_size < size:
+            raise RunError(
+                f"{self.path} has {self.path.stat().st_size} bytes, but {size} when the checkpoint "
+                f"was written: lines are missing. Restore the file from a copy, or delete the run."
+            )
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def cut_back_or_further(self, size: int) -> None:
+        """Drops all but the whole lines within the first bytes, up to the first damaged one.
+
+        Args:
+            size: How many bytes stay at most; the file may have fewer.
+        """
+        sound = 0
+        for line in self.path.read_bytes()[:size].splitlines(keepends=True):
+            try:
+                json.loads(line)
+            except ValueError:  # of JSON, or of the encoding
+                break
+            sound += len(line) if line.endswith(b"\n") else 0
+        self.cut_back(sound)
+
+    def sync(self) -> None:
+        """Waits until the disk has everything that was appended."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Reads all whole lines; one without its end is a round that is being written right now.
+
+    Args:
+        file: Of JSON lines.
+
+    Returns:
+        One record for each line.
+
+    Raises:
+        RunError: The file does not exist, or a line of it is damaged.
+    """
+    if not file.exists():
+        raise RunError(f"{file} does not exist: no round of that run was recorded.")
+    *whole, _ = file.read_bytes().split(b"\n")
+    return [_parsed(line, file, f"line {n}") for n, line in enumerate(whole, start=1)]
+
+
+def read_last_line(file: Path) -> dict[str, Any] | None:
+    """Reads the last whole line and none before it, since a sweep asks for it all the time.
+
+    Args:
+        file: Of JSON lines.
+
+    Returns:
+        Its record; None where there is no file, or no whole line in it.
+
+    Raises:
+        RunError: The line is damaged.
+    """
+    if not file.exists():
+        return None
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        length = _FIRST_LOOK
+        while True:
+            start = opened.seek(max(0, size - length))
+            *whole, _ = opened.read(size - start).split(b"\n")
+            if start == 0 or len(whole) > 1:  # else its beginning may lie further back
+                return _parsed(whole[-1], file, "last whole line") if whole else None
+            length *= 2
+
+
+def without_nan(value: Any) -> Any:
+    """Puts None in place of numbers that are not finite, which JSON cannot hold.
+
+    Args:
+        value: A number, or a mapping that may hold some at any depth; others stay as they are.
+
+    Returns:
+        The same without infinities and NaN.
+
+    >>> without_nan({"loss": float("nan"), "round": 3})
+    {'loss': None, 'round': 3}
+    """
+    if isinstance(value, Mapping):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _parsed(line: bytes, file: Path, where: str) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError as error:  # of JSON, or of the encoding
+        raise RunError(
+            f"{file} is damaged in its {where} ({error}). Restore it from a copy, or leave the run "
+            f"out."
+        ) from error
+    return record

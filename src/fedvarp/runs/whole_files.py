@@ -1,0 +1,23 @@
+"""Writes a file whole or not at all, so that no reader and no crash ever finds half of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Writes a file, whole or not at all, in place of an older one of that name.
+
+    The content goes to a file beside it first, with ``.part`` behind its name, which then takes
+    its place in one step.
+
+    Args:
+        file: Where; its folder must exist.
+        content: Bytes, or a text that is written in UTF-8 with its line ends as they are.
+
+    Raises:
+        OSError: The disk is full or the place cannot be written to. The older file is as it was.
+    """
+    draft = file.with_name(f"{file.name}.part")
+    draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    draft.replace(file)

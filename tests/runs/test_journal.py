@@ -1,0 +1,86 @@
+"""Journals: what is appended, cut back to, and read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.journal import Journal, read_last_line, read_lines
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def journal_of(file: Path, rounds: int) -> Journal:
+    journal = Journal(file)
+    for t in range(rounds):
+        journal.append({"round": t})
+    return journal
+
+
+def test_a_journal_writes_null_for_nan_and_reads_only_whole_lines(file: Path) -> None:
+    journal = Journal(file)
+    journal.append({"round": 0, "loss": math.nan, "of": {"0": math.inf}})
+    size = journal.size
+    journal.append({"round": 1})
+    journal.cut_back(size)
+    assert journal.size == size
+    journal.append({"round": 2})
+    journal.close()
+    with file.open("a") as opened:
+        opened.write('{"round": 3, "lo')
+    assert read_lines(file) == [{"round": 0, "loss": None, "of": {"0": None}}, {"round": 2}]
+
+
+def test_a_journal_is_gone_on_with(file: Path) -> None:
+    journal_of(file, 2).close()
+    again = Journal(file)
+    assert (again.size, again.num_lines) == (file.stat().st_size, 2)
+    again.append({"round": 2})
+    again.close()
+    assert [record["round"] for record in read_lines(file)] == [0, 1, 2]
+
+
+def test_a_journal_that_lost_lines_is_not_cut_back(file: Path) -> None:
+    journal = journal_of(file, 2)
+    with pytest.raises(RunError, match=r"lines are missing.*Restore"):
+        journal.cut_back(journal.size + 1)
+    assert journal.num_lines == 2
+    journal.close()
+
+
+@pytest.mark.parametrize("lost", [b"", b'{"round": 3, "sec', b'\0\0\0\0\n{"round": 4}\n'])
+def test_lines_lost_at_the_end_can_be_cut_off(file: Path, lost: bytes) -> None:
+    journal_of(file, 3).close()
+    file.write_bytes(file.read_bytes() + lost)
+    journal = Journal(file)
+    journal.cut_back_or_further(file.stat().st_size + 100)
+    journal.close()
+    assert [record["round"] for record in read_lines(file)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length", [10, 4000, 20_000])
+def test_the_last_whole_line_is_found_without_those_before(file: Path, length: int) -> None:
+    """Those before it are not read: the first is none that could be."""
+    assert read_last_line(file) is None
+    file.touch()
+    assert read_last_line(file) is None
+    record = {"round": 7, "refused": "x" * length}
+    file.write_text(f'not JSON\n{json.dumps(record)}\n{{"round": 8')
+    assert read_last_line(file) == record
+
+
+def test_damaged_lines_are_named(file: Path) -> None:
+    file.write_text('{"round": 0}\nhalf\n')
+    with pytest.raises(RunError, match=r"damaged in its line 2 .*Restore"):
+        read_lines(file)
+    with pytest.raises(RunError, match=r"damaged in its last whole line .*Restore"):
+        read_last_line(file)
+    with pytest.raises(RunError, match="no round"):
+        read_lines(file.with_name("nowhere"))

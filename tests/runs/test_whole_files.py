@@ -1,0 +1,43 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvarp.runs.whole_files import write_whole
+
+
+def test_texts_are_utf_8_with_their_own_line_ends_and_bytes_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    write_whole(tmp_path / "text", "größer\r\n\n")
+    assert (tmp_path / "text").read_bytes() == "größer\r\n\n".encode()
+    write_whole(tmp_path / "bytes", b"\xff\r\n")
+    assert (tmp_path / "bytes").read_bytes() == b"\xff\r\n"
+
+
+def test_an_older_file_is_replaced_and_no_draft_stays(tmp_path: Path) -> None:
+    file = tmp_path / "figure.svg"
+    file.write_text("older and longer")
+    write_whole(file, "new")
+    assert file.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_fails_half_way_leaves_the_older_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.toml"
+    write_whole(file, "older")
+
+    def write_half(draft: Path, content: bytes) -> int:
+        with draft.open("wb") as opened:
+            opened.write(content[: len(content) // 2])
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(file, "newer")
+    assert file.read_text() == "older"
