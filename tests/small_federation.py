@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, SimulationResult, simulate, stream
+from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, SimulationResult, stream
 from fedvarp.clients.local_training import Loss
 from fedvarp.data import FederatedDataset
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
+from simulating import simulate
 
 SIZES = [7, 1, 12, 4, 9]
 FEATURES, CLASSES = 5, 3

@@ -9,8 +9,8 @@ from typing import Any
 from fedvarp import LocalSGD
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.runs.journal import Journal
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.journal import Journal
 from simulating import simulate
 
 EVALUATE_EVERY = 10

@@ -32,11 +32,11 @@ from fedvarp.clients.availability import Bernoulli, Trace
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
+from fedvarp.runs import versions
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.simulation.callbacks import Record
 from simulating import simulate
-from fedvarp.runs import versions
 
 every_algorithm = pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 DIM = 650  # of a logistic regression on 8 × 8 digits: 64 · 10 + 10

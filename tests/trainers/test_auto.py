@@ -19,9 +19,9 @@ from fedvarp.data import FederatedDataset, digits
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
-from fedvarp.runs.identity import MAY_CHANGE
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import refuse_other_settings, with_choice_of_auto
 from fedvarp.trainers import (
     AutoTrainer,
     Candidate,
@@ -43,10 +43,6 @@ from small_federation import (
     run,
     seeded,
 )
-from fedvarp.runs.identity import refuse_other_settings, with_choice_of_auto
-from fedvarp.trainers import AutoTrainer, ParallelTrainer, SequentialTrainer
-from fedvarp.trainers.auto import Candidate
-from fedvarp.trainers.registry import TrainerParts, make_trainer
 
 Change = Callable[[RoundUpdates], RoundUpdates]
 
@@ -319,7 +315,7 @@ def test_the_choice_is_kept_once_the_rounds_tried_out_are(
     assert RunDirectory(tmp_path).settings()["trainer"] == "auto"
     assert "auto" not in RunDirectory(tmp_path).settings()
     run(some_digits, **common, resume=True)
-    assert RunDirectory(tmp_path).settings()["trainer"] != "auto"
+    assert RunDirectory(tmp_path).settings()["trainer"]["name"] != "auto"
 
 
 def test_a_resumed_run_has_the_workers_auto_had(
@@ -327,28 +323,30 @@ def test_a_resumed_run_has_the_workers_auto_had(
 ) -> None:
     run(some_digits, rounds=4, trainer="auto", workers=3, out=tmp_path)
     directory = RunDirectory(tmp_path)
-    directory.write_settings({**directory.settings(), "trainer": "parallel"})
+    recorded = directory.settings()
+    directory.write_settings({**recorded, "trainer": {**recorded["trainer"], "name": "parallel"}})
     made: list[tuple[str, int | None]] = []
 
     def noting(name: str, parts: TrainerParts) -> ClientTrainer:
         made.append((name, parts.workers))
         return make_trainer(name, parts)
 
-    monkeypatch.setattr("fedvarp.simulation.simulate.make_trainer", noting)
+    monkeypatch.setattr("fedvarp.simulation.task.make_trainer", noting)
     run(some_digits, trainer="auto", out=tmp_path, resume=True)
     assert made == [("parallel", 3)]
 
 
 def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
-    now = {"trainer": "auto", "exact": False}
+    now = {"trainer": {"name": "auto", "exact": False}}
     chosen, told = RunDirectory(tmp_path / "chosen"), RunDirectory(tmp_path / "told")
-    chosen.create({"trainer": "vectorised", "workers": 2, "auto": "why", "exact": False})
+    by_auto = {"name": "vectorised", "workers": 2, "auto": "why", "exact": False}
+    chosen.create({"trainer": by_auto})
     refuse_other_settings(chosen, now)
     assert with_choice_of_auto(now, chosen.settings()) == chosen.settings()
     undone = RunDirectory(tmp_path / "undone")
-    undone.create({"trainer": "auto", "auto": "why it had chosen", "exact": False})
+    undone.create({"trainer": {"name": "auto", "auto": "why it had chosen", "exact": False}})
     assert with_choice_of_auto(now, undone.settings()) == now
-    told.create({"trainer": "vectorised", "exact": False})  # auto might choose another
+    told.create({"trainer": {"name": "vectorised", "exact": False}})  # auto might choose another
     assert with_choice_of_auto(now, told.settings()) == now
     with pytest.raises(RunError, match="now auto"):
         refuse_other_settings(told, now)
@@ -357,7 +355,9 @@ def test_a_resumed_run_goes_by_the_choice_there_is(tmp_path: Path) -> None:
 def test_resume_told_auto_goes_by_the_choice_there_is(tmp_path: Path) -> None:
     build(load_settings("digits", ["rounds=3", "trainer.exact=false"])).run(tmp_path)
     directory = RunDirectory(tmp_path)
-    directory.write_settings(directory.settings() | {"trainer": "vectorised", "auto": "why"})
+    recorded = directory.settings()
+    chosen = {**recorded["trainer"], "name": "vectorised", "auto": "why"}
+    directory.write_settings(recorded | {"trainer": chosen})
     resume(tmp_path, ["rounds=4", "trainer=auto"], progress=False)
-    assert directory.settings()["trainer"] == "vectorised"
+    assert directory.settings()["trainer"]["name"] == "vectorised"
     assert directory.settings()["rounds"] == 4

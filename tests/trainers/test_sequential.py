@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fedvarp.clients import local_training
 from fedvarp.trainers.sequential import DIVERGED, corrections_by_client
 from small_federation import SGD, SIZES, Counting, broadcast_of, dataset, plain
 
@@ -18,7 +19,8 @@ def test_it_is_local_sgd_at_each_client_by_itself() -> None:
     assert found.clients.tolist() == CLIENTS.tolist()
     scales = []
     for m, client in enumerate(CLIENTS.tolist()):
-        alone = SGD.train(
+        alone = local_training.train(
+            SGD,
             trainer.model,
             trainer.loss,
             sent.w,

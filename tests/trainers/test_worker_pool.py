@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvarp.cli.errors import sentence
+from fedvarp.errors import sentence
 from fedvarp.trainers.shared_memory import SharedRound
 from fedvarp.trainers.worker_pool import Task, WorkerError, WorkerPool
 

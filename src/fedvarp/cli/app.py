@@ -111,8 +111,6 @@ def run(
     from fedvarp.cli.output import print_dry_run, report, say, shows_progress
     from fedvarp.experiments.files import load_settings
     from fedvarp.experiments.resuming import safe_rounds
-    from fedvarp.runs.directory import RunDirectory
-    from fedvarp.runs.errors import RunError
 
     if out is not None and not dry_run:
         _refuse_to_overwrite(out)  # before torch is loaded

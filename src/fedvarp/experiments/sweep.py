@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fedvarp.settings.problems import SettingsError
 from fedvarp.experiments.files import SHORT_NAMES, load_settings
 from fedvarp.experiments.resuming import refuse_to_go_on
 from fedvarp.experiments.settings import Settings
@@ -24,6 +23,7 @@ from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import with_choice_of_auto
+from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedvarp.runs.identity import refuse_other_settings
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import refuse_other_settings
 
 if TYPE_CHECKING:
     from fedvarp.simulation.task import Task
