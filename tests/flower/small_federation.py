@@ -70,6 +70,6 @@ def table(strategy: Any) -> ClientTable:
 
 
 def row_of(strategy: Any, name: str) -> list[float]:
-    client = strategy._begun.clients.named(name)
+    client = strategy.clients.named(name)
     rows: list[float] = table(strategy).get(torch.tensor([client.row]))[0].tolist()
     return rows

@@ -278,7 +278,7 @@ def test_what_the_core_refuses_is_refused_too(
     asked = one_round.ask(1)
     replies = [with_metric("client-lr", 1e-12) for _ in range(2)]
     replies[1]["arrays"] = a_model(1e8)
-    one_round.strategy._begun.reader.__dict__["max_norm"] = None
+    one_round.strategy._rounds.reader.__dict__["max_norm"] = None
     one_round.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)])
     assert "reaches 5.0e+19" in caplog.text
     assert "1 replies used, 1 not." in caplog.text
@@ -363,7 +363,7 @@ def test_a_thousand_replies_with_every_kind_of_damage(kind: Any) -> None:
         chance.shuffle(replies)
         round_.end(t, replies)
         changed = (round_.rows() != before).any(1).nonzero().flatten().tolist()
-        known = {round_.strategy._begun.clients.at(node).row for node in answering}
+        known = {round_.strategy.clients.at(node).row for node in answering}
         assert set(changed) == known
         assert round_.strategy.server.round == t
         assert bool(round_.strategy.server.w.isfinite().all())
@@ -405,7 +405,7 @@ def test_whatever_arrives_the_law_holds_and_good_replies_count(
     asked = round_.ask(1)
     replies = [Message(c, reply_to=asked[n]) for n, c in enumerate(damaged, 1)]
     round_.end(1, [*replies, Message(good(value), reply_to=asked[9])])
-    row = round_.strategy._begun.clients.at(9).row
+    row = round_.strategy.clients.at(9).row
     half = np.float32(-value) / np.float32(2)  # in float32: half of the least number is zero
     assert round_.rows()[row].tolist() == [float(half)] * DIM
     assert bool(round_.strategy.server.w.isfinite().all())

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP, Scaffold
-from fedvarp.flower.identity import Identities, name_order, reported
-from fedvarp.flower.sampling import Candidate, candidates, draw
+from fedvarp.flower.identity import KnownClients, name_order
+from fedvarp.flower.cohort import Candidate, candidates, training_cohort
+from fedvarp.flower.replies import text_in
 from flower.in_process import InProcessGrid, be_the_server_app
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
 
@@ -54,13 +55,13 @@ def test_numbers_are_ordered_by_value_and_before_words() -> None:
 def test_cohorts_are_online_distinct_and_as_large_as_can_be(
     num_known: int, size: int, online: set[int], round: int
 ) -> None:
-    clients = Identities()
+    clients = KnownClients()
     for number in range(num_known):
         clients.meet(str(number), node=number)
     among = candidates(clients, sorted(online))
-    arguments: dict[str, Any] = {"seed": 0, "purpose": "cohort", "round": round}
-    full = draw(among, size, when_offline="replace", **arguments)
-    fewer = draw(among, size, when_offline="fewer", **arguments)
+    arguments: dict[str, Any] = {"seed": 0, "round": round}
+    full = training_cohort(among, size, when_offline="replace", **arguments)
+    fewer = training_cohort(among, size, when_offline="fewer", **arguments)
     assert all(c.node in online for c in full)
     assert len({c.node for c in full}) == len(full) == min(size, len(online), len(among))
     assert [c for c in full if c in fewer] == fewer, "replacing adds to those who are online"
@@ -71,7 +72,7 @@ def test_the_absent_are_replaced_by_anybody_else_equally_often() -> None:
     among = [Candidate(i, None if i == 0 else i, str(i)) for i in range(5)]
     count = torch.zeros(5)
     for t in range(1500):
-        for c in draw(among, 2, seed=0, purpose="cohort", round=t, when_offline="replace"):
+        for c in training_cohort(among, 2, seed=0, round=t, when_offline="replace"):
             count[int(c.name)] += 1
     assert count[0] == 0
     # Standard deviation of a share: (0.25 / 1500) ** 0.5 = 0.013; five of them.
@@ -105,17 +106,17 @@ def test_a_client_that_returns_under_a_new_node_id_finds_its_row() -> None:
     strategy = FedVARP(seed=0, fraction_evaluate=0)
     strategy.begin(w0())
     for t in (1, 2):
-        model = strategy._begun.record
+        model = strategy.arrays
         messages = list(strategy.configure_train(t, model, ConfigRecord(), grid))
         assert len(messages) == 3
         strategy.aggregate_train(t, grid.send_and_receive(messages))
         if t == 1:
-            before = strategy._begun.clients.named("1")
+            before = strategy.clients.named("1")
             assert before is not None
             row = before.row
             grid.disconnect(101)
             grid.connect(999, {"partition-id": 1})
-    returned = strategy._begun.clients.named("1")
+    returned = strategy.clients.named("1")
     assert returned is not None
     assert (returned.row, returned.node) == (row, 999)
     assert table(strategy).num_clients == 3, "no ghost was counted"
@@ -174,11 +175,11 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
     run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=3)
     asked = [message.metadata.dst_node_id for message in grid.pushed]
     assert sorted(asked) == [100, 102, 999], "neither the name nor the update of node 101"
-    clients = Identities()
+    clients = KnownClients()
     clients.meet("a", 1)
     clients.meet("a", 2)
     assert clients.at(1) is None
-    assert (clients.left, clients.still_at([2, 1])) == ([1], [2])
+    assert (clients.state_dict()["left"], clients.still_at([2, 1])) == ([1], [2])
     assert clients.still_at([2]) == [2]
     assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
 
@@ -187,12 +188,12 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
 def test_a_node_has_one_client_and_a_client_is_where_it_was_last_met(
     meetings: list[tuple[str, int]],
 ) -> None:
-    clients, last_at = Identities(), dict[int, str]()
+    clients, last_at = KnownClients(), dict[int, str]()
     for name, node in meetings:
         clients.meet(name, node)
         last_at = {at: other for at, other in last_at.items() if other != name} | {node: name}
-    again = Identities()
-    again.load(clients.changes(), clients.left, clients.missing)
+    again = KnownClients()
+    again.load_state_dict(clients.state_dict(), clients.changed_entries())
     for known in (clients, again):
         assert {c.node: c.name for c in known if c.node is not None} == last_at
         assert {node: c.name for node in range(5) if (c := known.at(node))} == last_at
@@ -201,23 +202,8 @@ def test_a_node_has_one_client_and_a_client_is_where_it_was_last_met(
         assert known.still_at(seen) == sorted(last_at if everybody_is_found else seen)
 
 
-def test_a_checkpoint_with_two_clients_at_a_node_is_put_right() -> None:
-    """Earlier versions could write one, with the node among those that were left."""
-    clients = Identities()
-    entry = {"node": 7, "last_round": 1, "cluster": None}
-    clients.load(
-        {
-            f"client/{row}": {"name": name, "row": row, **entry}
-            for row, name in [(0, "A"), (1, "B")]
-        },
-        [7, 8],
-    )
-    assert [client.node for client in clients] == [None, 7]
-    assert clients.still_at([7, 8]) == [7, 8], "A is looked for"
-
-
 def test_nobody_looks_for_a_client_that_went_by_its_node_id_until_it_told_its_name() -> None:
-    clients = Identities()
+    clients = KnownClients()
     clients.meet("node 7", 7)
     clients.meet("a", 7)
     clients.meet("a", 8)
@@ -241,7 +227,7 @@ def test_clients_that_exchanged_their_nodes_are_found_again(
     for rounds in range(13, 30):  # the ServerApp is started again in each
         strategy = kind(**settings)
         run(strategy, grid, rounds)
-    found = {client.name: client.node for client in strategy._begun.clients}
+    found = {client.name: client.node for client in strategy.clients}
     assert found == {"0": 101, "1": 102, "2": 100}
     grid.pushed.clear()
     run(kind(seed=0, fraction_evaluate=0, checkpoint=tmp_path), grid, rounds=30)
@@ -259,21 +245,21 @@ def test_a_node_that_comes_back_after_its_client_went_elsewhere_is_asked_again()
     list(strategy.configure_train(2, w0(), ConfigRecord(), grid))
     grid.connect(100, {"partition-id": 1})
     list(strategy.configure_train(3, w0(), ConfigRecord(), grid))
-    found = {client.name: client.node for client in strategy._begun.clients}
+    found = {client.name: client.node for client in strategy.clients}
     assert found == {"0": 999, "1": 100}
 
 
 def test_only_what_changed_about_a_client_is_saved() -> None:
-    clients = Identities()
+    clients = KnownClients()
     clients.meet("a", 1)
     clients.meet("b", 2)
     clients.saved()
-    assert clients.changes() == {}
+    assert clients.changed_entries() == {}
     clients.meet("b", 3)
-    assert [entry["node"] for entry in clients.changes().values()] == [3]
-    again = Identities()
-    again.load(clients.changes())
-    assert again.changes() == {}
+    assert [entry["node"] for entry in clients.changed_entries().values()] == [3]
+    again = KnownClients()
+    again.load_state_dict(clients.state_dict(), clients.changed_entries())
+    assert again.changed_entries() == {}
     clients.meet("b", 2)
     assert clients.still_at([1, 2, 3]) == [1, 2], "it is back where it was"
 
@@ -281,7 +267,7 @@ def test_only_what_changed_about_a_client_is_saved() -> None:
 def test_names_are_short_and_whole_numbers_have_no_point() -> None:
     told = ConfigRecord({"a": 2.0, "b": "x" * 201, "c": "x" * 200})
     content = RecordDict({"told": told})
-    assert [reported(content, key) for key in "abc"] == ["2", None, "x" * 200]
+    assert [text_in(content, key) for key in "abc"] == ["2", None, "x" * 200]
 
 
 def test_n_counts_those_who_are_away_too() -> None:
@@ -308,11 +294,11 @@ def test_scaffold_refuses_an_update_made_with_the_correction_of_another_row(
     before = row_of(strategy, "1")
     grid.disconnect(101)
     grid.connect(999, {"partition-id": 1})
-    second = list(strategy.configure_train(2, strategy._begun.record, ConfigRecord(), grid))
+    second = list(strategy.configure_train(2, strategy.arrays, ConfigRecord(), grid))
     strategy.aggregate_train(2, grid.send_and_receive(second))
     assert caplog.text.count("was sent another client's correction") == 1
     assert row_of(strategy, "1") == before
-    third = list(strategy.configure_train(3, strategy._begun.record, ConfigRecord(), grid))
+    third = list(strategy.configure_train(3, strategy.arrays, ConfigRecord(), grid))
     strategy.aggregate_train(3, grid.send_and_receive(third))
     assert caplog.text.count("was sent another client's correction") == 1, "it is known by now"
 
@@ -323,8 +309,8 @@ def test_names_by_supernode_key_are_known_at_once() -> None:
         grid.connect(50 + node, {"partition-id": node}, public_key=bytes([node]))
     strategy = FedVARP(identity="supernode-key", clients_per_round=2, seed=0)
     run(strategy, grid, rounds=2)
-    assert len(strategy._begun.clients) == 4
-    assert all(client.name.startswith("key ") for client in strategy._begun.clients)
+    assert len(strategy.clients) == 4
+    assert all(client.name.startswith("key ") for client in strategy.clients)
     assert grid.sent_to("query.identity") == []
 
 
@@ -335,7 +321,7 @@ def test_with_keys_nobody_takes_the_row_of_another_by_claiming_its_name() -> Non
     strategy = FedVARP(identity="supernode-key", seed=0)
     strategy.begin(w0())
     messages = list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
-    clients = strategy._begun.clients
+    clients = strategy.clients
     owner = clients.at(50)
     assert owner is not None
 
@@ -379,7 +365,7 @@ def test_an_offline_client_is_replaced_or_the_round_has_fewer() -> None:
         strategy.begin(w0())
         list(strategy.configure_train(1, w0(), ConfigRecord(), grid))
         drawn = UniformSampler(6, 3, seed=0).cohort(1).clients.tolist()
-        gone = strategy._begun.clients.named(str(drawn[0]))
+        gone = strategy.clients.named(str(drawn[0]))
         assert gone is not None
         assert gone.node is not None
         grid.disconnect(gone.node)
@@ -449,7 +435,7 @@ def test_evaluations_tell_names_too() -> None:
     grid = a_grid(an_app(answers=False, reports=True), 8, seed=0)
     strategy = FedVARP(clients_per_round=1)
     run(strategy, grid, rounds=1)
-    assert sorted(client.name for client in strategy._begun.clients) == [str(i) for i in range(8)]
+    assert sorted(client.name for client in strategy.clients) == [str(i) for i in range(8)]
 
 
 def test_reported_steps_make_rows_comparable() -> None:
