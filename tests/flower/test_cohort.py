@@ -18,9 +18,9 @@ from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, run, table, w0
 
 
-def cohorts(grid: InProcessGrid) -> list[tuple[int, int]]:
-    """(round, partition-id) of everybody who was asked to train."""
-    return sorted((t, int(grid.nodes[n].config["partition-id"])) for t, n in grid.sent_to("train"))
+def cohorts(grid: InProcessGrid, kind: str = "train") -> list[tuple[int, int]]:
+    """(round, partition-id) of everybody who was asked to train, or to evaluate."""
+    return sorted((t, int(grid.nodes[n].config["partition-id"])) for t, n in grid.sent_to(kind))
 
 
 def test_the_same_seed_gives_the_same_cohorts_as_the_simulation() -> None:
@@ -33,6 +33,17 @@ def test_the_same_seed_gives_the_same_cohorts_as_the_simulation() -> None:
     sampler = UniformSampler(20, 4, seed=5)
     expected = [(t + 1, c) for t in range(6) for c in sampler.cohort(t).clients.tolist()]
     assert found[0] == sorted(expected)
+
+
+def test_the_same_seed_gives_the_same_evaluations() -> None:
+    found = []
+    for seed in (1, 2):
+        grid = a_grid(an_app(), 10, seed)
+        run(FedVARP(clients_per_round=1, seed=5, fraction_evaluate=0.3), grid, rounds=4)
+        found.append(cohorts(grid, "evaluate"))
+    assert found[0] == found[1]
+    assert [t for t, _ in found[0]] == [t for t in (1, 2, 3, 4) for _ in range(3)]
+    assert len({client for _, client in found[0]}) > 3, "not the same ones every time"
 
 
 @given(
