@@ -1,3 +1,30 @@
-"""The apps are packed and sent by Flower; they are no modules of the tests."""
+"""What all tests of the room share. The apps are packed and sent by Flower; they are no modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from flower.handmade_replies import Round
 
 collect_ignore = ["deployed_app", "stock_app"]
+
+# Flower is imported in the fixtures only: this file is read where it is not installed, too.
+
+
+@pytest.fixture(autouse=True)
+def server_app() -> None:
+    """Messages are stamped with who sends them."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+@pytest.fixture
+def one_round() -> Round:
+    """Twelve clients that have never been asked, of FedVARP."""
+    from flower.handmade_replies import Round, a_strategy
+
+    return Round(a_strategy())

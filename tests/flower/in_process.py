@@ -22,17 +22,9 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 RecordType = ArrayRecord | MetricRecord | ConfigRecord
 NodeConfig = Mapping[str, UserConfigValue]
-
-
-def be_the_server_app() -> None:
-    """Messages are stamped with who sends them."""
-    TaskIdentity.run_id = 1
-    TaskIdentity.node_id = 1
-    TaskIdentity.task_id = 1
 
 
 @dataclass

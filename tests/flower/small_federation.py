@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedvarp import ClientTable
@@ -56,6 +56,14 @@ def a_grid(app: ClientApp, num_clients: int, seed: int) -> InProcessGrid:
     return grid
 
 
+def numbered_grid(app: ClientApp, num_clients: int = 3) -> InProcessGrid:
+    """Client i is at node 100 + i."""
+    grid = InProcessGrid(app)
+    for client in range(num_clients):
+        grid.connect(100 + client, {"partition-id": client})
+    return grid
+
+
 def w0() -> ArrayRecord:
     return ArrayRecord({"w": torch.zeros(2)})
 
@@ -64,12 +72,22 @@ def run(strategy: Any, grid: InProcessGrid, rounds: int, **more: Any) -> Any:
     return strategy.start(grid, w0(), num_rounds=rounds, timeout=1.0, **more)
 
 
+def ask(strategy: Any, grid: InProcessGrid, round: int) -> list[Message]:
+    """The messages of a round of training, which are not sent."""
+    return list(strategy.configure_train(round, strategy.arrays, ConfigRecord(), grid))
+
+
+def train(strategy: Any, grid: InProcessGrid, round: int) -> None:
+    """A round of training to which everybody answers in time."""
+    strategy.aggregate_train(round, grid.send_and_receive(ask(strategy, grid, round)))
+
+
 def table(strategy: Any) -> ClientTable:
     states: ClientTable = strategy.server.aggregator.table
     return states
 
 
 def row_of(strategy: Any, name: str) -> list[float]:
-    client = strategy._begun.clients.named(name)
+    client = strategy.clients.named(name)
     rows: list[float] = table(strategy).get(torch.tensor([client.row]))[0].tolist()
     return rows

@@ -11,6 +11,8 @@ Who a client is, and how cohorts can be the same in two runs although Flower's n
 settled in `docs/decisions/flower-identity.md`.
 """
 
+import lazy_loader
+
 try:
     import flwr.serverapp.strategy  # noqa: F401  # tried here, for a message of our own
 except ImportError as error:
@@ -18,17 +20,4 @@ except ImportError as error:
         'fedvarp.flower needs Flower, which is not installed: pip install "fedvarp[flower]"'
     ) from error
 
-from fedvarp.flower.client import LocalSteps, answer_identity
-from fedvarp.flower.strategies import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
-from fedvarp.flower.strategy import ServerStrategy
-
-__all__ = [
-    "MIFA",
-    "ClusterFedVARP",
-    "FedAvg",
-    "FedVARP",
-    "LocalSteps",
-    "Scaffold",
-    "ServerStrategy",
-    "answer_identity",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

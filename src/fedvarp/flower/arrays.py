@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +17,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from torch import Tensor
 
+from fedvarp.server.flat_model import Slot
 from fedvarp.tables.blocks import blocks
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
@@ -30,159 +32,221 @@ class UnusableArraysError(ValueError):
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One named array: its place in the vector, or a buffer if it has none."""
+class NamedArray:
+    """One array of the model: a parameter with its slot in the vector, or a buffer without."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    start: int | None  # in the vector; None for a buffer
-    size: int
+    slot: Slot | None
 
-    def part(self, vector: Tensor) -> Tensor:
-        """This parameter's stretch of the vector, flat; a view."""
-        assert self.start is not None
-        return vector[self.start : self.start + self.size]
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and dtypes of a model's arrays; every other file sees vectors.
+    """Names, shapes and dtypes of a model's arrays; every other module sees vectors.
 
     Floating-point arrays are parameters. Integers, booleans and the running statistics of
     normalisation layers are buffers: no algorithm sees them, floats are averaged over the clients
     and counters take the maximum, as in `fedvarp.FlatModel`.
+
+    Attributes:
+        arrays: The arrays in the order in which they travel.
     """
 
-    slots: tuple[Slot, ...]
+    arrays: tuple[NamedArray, ...]
 
     @classmethod
-    def of(cls, arrays: ArrayRecord) -> Layout:
-        """The layout of a model, such as ``ArrayRecord(model.state_dict())``."""
-        slots: list[Slot] = []
+    def of(cls, record: ArrayRecord) -> Layout:
+        """Reads the layout of a model.
+
+        Args:
+            record: The model, such as ``ArrayRecord(model.state_dict())``.
+
+        Returns:
+            Its layout.
+
+        Raises:
+            ValueError: It holds no floating-point number.
+        """
+        arrays: list[NamedArray] = []
         start = 0
-        for name, array in arrays.items():
-            size = int(np.prod(array.shape, dtype=np.int64))
+        for name, array in record.items():
+            shape = tuple(array.shape)
+            stop = start + math.prod(shape)
             is_float = np.dtype(array.dtype).kind == "f"
-            trained = is_float and not name.endswith(_RUNNING_STATISTICS)
-            place = start if trained else None
-            slots.append(Slot(name, tuple(array.shape), array.dtype, place, size))
-            start += size if trained else 0
+            slot = None
+            if is_float and not name.endswith(_RUNNING_STATISTICS):
+                slot, start = Slot(name, shape, start, stop), stop
+            arrays.append(NamedArray(name, shape, array.dtype, slot))
         if start == 0:
             raise ValueError(
                 "The initial arrays hold no floating-point number: there is nothing to train. "
                 "Pass ArrayRecord(model.state_dict())."
             )
-        return cls(tuple(slots))
+        return cls(tuple(arrays))
 
     @property
-    def parameters(self) -> list[Slot]:
-        """The arrays that make up the vector, in its order."""
-        return [slot for slot in self.slots if slot.start is not None]
+    def parameters(self) -> list[tuple[NamedArray, Slot]]:
+        """The arrays that make up the vector, in its order, each with its place."""
+        return [(array, array.slot) for array in self.arrays if array.slot is not None]
 
     @property
-    def buffers(self) -> list[Slot]:
+    def buffers(self) -> list[NamedArray]:
         """The arrays beside the vector."""
-        return [slot for slot in self.slots if slot.start is None]
+        return [array for array in self.arrays if array.slot is None]
 
     @property
     def dim(self) -> int:
         """d, the length of the vector."""
-        return sum(slot.size for slot in self.parameters)
+        return self.parameters[-1][1].stop
 
     @property
     def has_running_statistics(self) -> bool:
         """Whether the model seems to have BatchNorm layers."""
-        return any(slot.name.endswith(_RUNNING_STATISTICS) for slot in self.buffers)
+        return any(array.name.endswith(_RUNNING_STATISTICS) for array in self.buffers)
 
     @property
     def digest(self) -> str:
-        """Tells models with other arrays apart."""
-        described = json.dumps([(s.name, s.shape, s.dtype) for s in self.slots])
+        """A short hash that tells models with other arrays apart."""
+        described = json.dumps([(a.name, a.shape, a.dtype) for a in self.arrays])
         return hashlib.sha256(described.encode()).hexdigest()[:16]
 
-    def check(self, arrays: Mapping[str, Array]) -> None:
-        """Raises UnusableArraysError unless names, shapes and dtypes are those of the model."""
-        if arrays.keys() != {slot.name for slot in self.slots}:
-            names = {slot.name for slot in self.slots}
-            missing, strange = sorted(names - arrays.keys()), sorted(arrays.keys() - names)
-            raise UnusableArraysError(f"arrays missing: {missing[:3]}, not known: {strange[:3]}")
-        for slot in self.slots:
-            array = arrays[slot.name]
-            if tuple(array.shape) != slot.shape:
-                raise UnusableArraysError(
-                    f"array {slot.name!r} has shape {tuple(array.shape)}, not {slot.shape}"
-                )
-            if array.dtype != slot.dtype:
-                raise UnusableArraysError(f"array {slot.name!r} is {array.dtype}, not {slot.dtype}")
+    def check(self, record: Mapping[str, Array]) -> None:
+        """Checks what arrays claim to be, without reading their numbers.
 
-    def vector(self, arrays: Mapping[str, Array]) -> Tensor:
-        """The parameters as one float32 vector, (d,)."""
+        Args:
+            record: Arrays as a client sent them.
+
+        Raises:
+            UnusableArraysError: Names, shapes or dtypes are not those of the model.
+        """
+        names = {array.name for array in self.arrays}
+        if record.keys() != names:
+            missing, strange = sorted(names - record.keys()), sorted(record.keys() - names)
+            raise UnusableArraysError(f"arrays missing: {missing[:3]}, not known: {strange[:3]}")
+        for own in self.arrays:
+            theirs = record[own.name]
+            if tuple(theirs.shape) != own.shape:
+                raise UnusableArraysError(
+                    f"array {own.name!r} has shape {tuple(theirs.shape)}, not {own.shape}"
+                )
+            if theirs.dtype != own.dtype:
+                raise UnusableArraysError(f"array {own.name!r} is {theirs.dtype}, not {own.dtype}")
+
+    def vector(self, record: Mapping[str, Array]) -> Tensor:  # (d,) float32
+        """The parameters of a model as one vector.
+
+        Args:
+            record: The model's arrays.
+
+        Returns:
+            (d,) float32, a copy.
+
+        Raises:
+            UnusableArraysError: An array cannot be read.
+        """
         vector = torch.empty(self.dim)
-        for slot in self.parameters:
-            slot.part(vector).numpy()[:] = _flat(arrays[slot.name], slot)
+        for array, slot in self.parameters:
+            vector[slot.start : slot.stop].numpy()[:] = _flat(record[array.name], array)
         return vector
 
-    def difference(self, w: Tensor, arrays: Mapping[str, Array], out: Tensor) -> float:
-        """out = w − the parameters in `arrays`, (d,), in one pass and without a copy of them.
+    def difference(self, w: Tensor, record: Mapping[str, Array], out: Tensor) -> float:
+        """Writes w minus a client's parameters into `out`, in one pass and without a copy of them.
+
+        Args:
+            w: (d,) float32, the model that was sent.
+            record: The client's arrays, which have passed `check`.
+            out: (d,) float32, memory for the difference.
 
         Returns:
             The largest absolute value in `out`; NaN if there is one.
+
+        Raises:
+            UnusableArraysError: An array is not what it claims to be.
         """
         extremes: list[np.float32] = []
-        for slot in self.parameters:
-            theirs = _flat(arrays[slot.name], slot)
-            ours, difference = slot.part(w).numpy(), slot.part(out).numpy()
-            for here in blocks(slot.size):
+        for array, slot in self.parameters:
+            theirs = _flat(record[array.name], array)
+            ours = w[slot.start : slot.stop].numpy()
+            difference = out[slot.start : slot.stop].numpy()
+            for here in blocks(array.size):
                 part = difference[here]
                 with np.errstate(all="ignore"):  # NaN and infinity show in the extremes
                     np.subtract(ours[here], theirs[here], out=part, casting="same_kind")
                     extremes += [part.min(), part.max()]
         return float(np.abs(extremes).max())
 
-    def read_buffers(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-        """The buffers in `arrays`, copied."""
+    def read_buffers(self, record: Mapping[str, Array]) -> dict[str, Tensor]:
+        """The buffers of a model by name, copied.
+
+        Args:
+            record: The model's arrays.
+
+        Returns:
+            {name: tensor}.
+
+        Raises:
+            UnusableArraysError: An array is not what it claims to be.
+        """
         return {
-            slot.name: torch.tensor(_flat(arrays[slot.name], slot)).view(slot.shape)
-            for slot in self.buffers
+            array.name: torch.tensor(_flat(record[array.name], array)).view(array.shape)
+            for array in self.buffers
         }
 
     def record(self, vector: Tensor, buffers: Mapping[str, Tensor]) -> ArrayRecord:
-        """The model as Flower sends it."""
-        record = ArrayRecord()
-        for slot in self.slots:
-            if slot.start is None:
-                record[slot.name] = Array(buffers[slot.name].numpy())
-            else:
-                record[slot.name] = Array(_as_numpy(slot, vector))
-        return record
+        """The model as Flower sends it.
+
+        Args:
+            vector: (d,) float32, its parameters.
+            buffers: Its buffers, by name.
+
+        Returns:
+            All arrays in the order of the layout.
+        """
+        beside = {name: Array(buffer.numpy()) for name, buffer in buffers.items()}
+        everything = {**self.parameter_record(vector), **beside}
+        return ArrayRecord({array.name: everything[array.name] for array in self.arrays})
 
     def parameter_record(self, vector: Tensor) -> ArrayRecord:
-        """A vector of the parameters' size, such as a correction, by their names."""
-        return ArrayRecord({slot.name: Array(_as_numpy(slot, vector)) for slot in self.parameters})
+        """A vector of the parameters' size, such as a correction, by their names.
+
+        Args:
+            vector: (d,) float32.
+
+        Returns:
+            One array for each parameter, in its own dtype.
+        """
+        return ArrayRecord(
+            {
+                array.name: Array(slot.view(vector).numpy().astype(array.dtype, copy=False))
+                for array, slot in self.parameters
+            }
+        )
 
 
-def _as_numpy(slot: Slot, vector: Tensor) -> NumpyArray:
-    numbers: NumpyArray = slot.part(vector).view(slot.shape).numpy()
-    return numbers.astype(slot.dtype, copy=False)
-
-
-def _flat(array: Array, slot: Slot) -> NumpyArray:
+def _flat(sent: Array, array: NamedArray) -> NumpyArray:
     """The numbers of a serialised array without copying them, once they are what they claim."""
     try:
-        numbers = _without_copy(array)
+        numbers = _without_copy(sent)
+        if not isinstance(numbers, np.ndarray):  # numpy.load gives an archive of several, too
+            raise UnusableArraysError(f"it is no array but {type(numbers).__name__}")
     except Exception as error:  # whatever a client managed to send; it costs that reply only
-        raise UnusableArraysError(f"array {slot.name!r} cannot be read: {error}") from error
-    if numbers.size != slot.size or numbers.dtype != np.dtype(slot.dtype):
+        raise UnusableArraysError(f"array {array.name!r} cannot be read: {error}") from error
+    if numbers.size != array.size or numbers.dtype != np.dtype(array.dtype):
         raise UnusableArraysError(
-            f"array {slot.name!r} holds {numbers.size} numbers of {numbers.dtype}, "
-            f"but claims to be {slot.dtype} of shape {slot.shape}"
+            f"array {array.name!r} holds {numbers.size} numbers of {numbers.dtype}, "
+            f"but claims to be {array.dtype} of shape {array.shape}"
         )
     return numbers.reshape(-1)
 
 
 def _without_copy(array: Array) -> NumpyArray:
-    """What `Array.numpy` returns; of the usual kind of array, a read-only view of its bytes."""
+    """What `Array.numpy` returns, but a read-only view of the bytes of any usual array."""
     if array.stype != SType.NUMPY:
         raise UnusableArraysError(f"serialised as {array.stype!r}")
     start = 10 + int.from_bytes(array.data[8:10], "little")  # of the numbers, in version 1.0

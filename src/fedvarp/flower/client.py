@@ -1,4 +1,8 @@
-"""What a user may add to a client app: a name that lasts, and steps that are counted."""
+"""What a user may add to a client app: a name that lasts, and steps that are counted.
+
+The keys under which a client's metrics are looked for are here as well, since a client needs no
+more of this package than this module.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from fedvarp.flower.replies import CLIENT_LR, NUM_STEPS
+NUM_EXAMPLES: Final = "num-examples"
+"""How many examples a client trained on; every reply must have it."""
+NUM_STEPS: Final = "num-steps"
+"""How many local steps a client took, τ_i."""
+CLIENT_LR: Final = "client-lr"
+"""The mean rate of these steps, η_c."""
 
 IDENTITY_ACTION: Final = "identity"
 IDENTITY_RECORD: Final = "identity"
@@ -50,9 +59,9 @@ class LocalSteps:
     message brings one, and is counted. The optimiser must be SGD, with or without momentum.
 
     Args:
-        message: As it came from the server.
-        model: With the names of its parameters as in the arrays that travel.
-        optimizer: Whose steps are counted.
+        message: The message as it came from the server.
+        model: The model that is trained; its parameters have the names of the arrays that travel.
+        optimizer: The optimiser whose steps are corrected and counted.
     """
 
     def __init__(
@@ -65,7 +74,11 @@ class LocalSteps:
         optimizer.register_step_pre_hook(self._before_step)
 
     def metrics(self) -> dict[str, int | float]:
-        """For the reply's MetricRecord: steps taken and the rate they were taken at."""
+        """What the reply's MetricRecord should say about the steps.
+
+        Returns:
+            Their number, and the mean rate at which they were taken.
+        """
         return {NUM_STEPS: self._steps, CLIENT_LR: self._walk / max(1, self._steps)}
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -1,24 +1,24 @@
-"""From a message to an update: nothing about a reply is trusted, and each fault has its reason."""
+"""From a reply to an update: nothing about a reply is trusted, and each refusal has its reason."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
+from fedvarp.flower.client import CLIENT_LR, NUM_EXAMPLES, NUM_STEPS
 from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
 
-NUM_EXAMPLES: Final = "num-examples"
-NUM_STEPS: Final = "num-steps"
-CLIENT_LR: Final = "client-lr"
 # Beyond these a number is a fault, not a measurement.
-MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, CLIENT_LR: 1e4}
-LEAST_RATE: Final = 1e-12
+_MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, CLIENT_LR: 1e4}
+_LEAST_RATE: Final = 1e-12
+_LONGEST_NAME: Final = 200
 
 
 class RefusedReplyError(Exception):
@@ -31,7 +31,7 @@ class Update:
 
     node: int
     round: int  # of the model it was trained from, counted from 1
-    difference: Tensor  # (d,), w - w_i, finite
+    difference: Tensor  # (d,) float32, w - w_i, finite
     magnitude: float  # the largest absolute value in it
     buffers: dict[str, Tensor]
     num_examples: int
@@ -44,9 +44,9 @@ class ReplyReader:
     """Checks replies against the model they answer to.
 
     Attributes:
-        layout: Of the model's arrays.
+        layout: The layout of the model's arrays.
         array_key: The name of the record that holds them.
-        max_norm: Longest update that is believed, ‖w - w_i‖; None: any.
+        max_norm: The longest update that is believed, ‖w - w_i‖; None: any.
         steps_needed: Whether a reply must say how many steps were taken.
     """
 
@@ -56,41 +56,44 @@ class ReplyReader:
     steps_needed: bool
 
     def read(self, reply: Message, round: int, w: Tensor, out: Tensor) -> Update:
-        """The update in a reply.
+        """Takes the update out of a reply.
 
         Args:
-            reply: With content; see `refuse_error`.
-            round: That it answers to.
-            w: (d,), the model of that round.
-            out: (d,), memory for w - w_i; left with anything in it if the reply is refused.
+            reply: The reply, with content: `refuse_error` has let it pass.
+            round: The round it answers to.
+            w: (d,) float32, the model of that round.
+            out: (d,) float32, memory for w - w_i; holds anything if the reply is refused.
+
+        Returns:
+            The update.
 
         Raises:
-            RefusedReplyError: With the reason.
+            RefusedReplyError: It cannot be used.
         """
         num_examples = examples_in(reply.content)
         measured = self._measured(reply.content)
-        arrays = self._arrays(reply.content)
+        record = self._arrays(reply.content)
         try:
-            self.layout.check(arrays)
-            magnitude = self.layout.difference(w, arrays, out)
-            buffers = self.layout.read_buffers(arrays)
+            self.layout.check(record)
+            magnitude = self.layout.difference(w, record, out)
+            buffers = self.layout.read_buffers(record)
         except UnusableArraysError as error:
             raise RefusedReplyError(str(error)) from error
         self._refuse_diverged(out, magnitude, buffers)
         return Update(
-            reply.metadata.src_node_id,
-            round,
-            out,
-            magnitude,
-            buffers,
-            num_examples,
-            measured,
-            reply.content,
+            node=reply.metadata.src_node_id,
+            round=round,
+            difference=out,
+            magnitude=magnitude,
+            buffers=buffers,
+            num_examples=num_examples,
+            measured=measured,
+            content=reply.content,
         )
 
     def _measured(self, content: RecordDict) -> dict[str, float]:
         measured: dict[str, float] = {}
-        steps = number_in(content, NUM_STEPS)
+        steps = _number_in(content, NUM_STEPS)
         if steps is not None:
             measured[NUM_STEPS] = _whole(NUM_STEPS, steps)
         elif self.steps_needed:
@@ -98,9 +101,9 @@ class ReplyReader:
                 f"it does not report {NUM_STEPS!r}, which this algorithm needs; use "
                 f"fedvarp.flower.LocalSteps in the client"
             )
-        rate = number_in(content, CLIENT_LR)
+        rate = _number_in(content, CLIENT_LR)
         if rate is not None:
-            if not LEAST_RATE <= rate <= MOST[CLIENT_LR]:
+            if not _LEAST_RATE <= rate <= _MOST[CLIENT_LR]:
                 raise RefusedReplyError(f"it reports {CLIENT_LR} = {rate:g}")
             measured[CLIENT_LR] = rate
         return measured
@@ -132,8 +135,81 @@ class ReplyReader:
                 )
 
 
+class StepUnits:
+    """How far each client walked, so that rows of different clients and rounds are comparable.
+
+    A row is (w - w_i) / (η_c τ_i). Most Flower clients report neither τ_i nor η_c: all are then
+    taken to be equal, which leaves raw updates up to a common factor.
+
+    What the replies of the first round report is the unit of the whole run, since mixed units would
+    make nonsense of the table: after a first round without `num-steps`, later reports of it are
+    ignored; after a first round with it, a client that is silent about it is taken to have walked
+    as far as the others did lately.
+
+    Args:
+        client_lr: η_c of clients that do not report it; cancels out if it is the same for all.
+    """
+
+    def __init__(self, client_lr: float) -> None:
+        self._defaults = {NUM_STEPS: 1.0, CLIENT_LR: client_lr}
+        self._lately: dict[str, float] | None = None  # means of what was reported; None: no round
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether the first replies have come."""
+        return self._lately is not None
+
+    @property
+    def steps_are_counted(self) -> bool:
+        """Whether clients report their number of steps."""
+        return self._lately is not None and NUM_STEPS in self._lately
+
+    def measure(self, updates: Sequence[Update]) -> list[tuple[int, float]]:
+        """How far the clients of these updates walked; the first call settles the units.
+
+        Args:
+            updates: At least one update.
+
+        Returns:
+            (τ_i, η_c τ_i) for each.
+        """
+        if self._lately is None:
+            self._lately = {
+                key: 0.0 for key in self._defaults if all(key in u.measured for u in updates)
+            }
+        for key in self._lately:
+            reports = [u.measured[key] for u in updates if key in u.measured]
+            if reports:
+                self._lately[key] = sum(reports) / len(reports)
+        return [self._of(update, self._lately) for update in updates]
+
+    def _of(self, update: Update, lately: Mapping[str, float]) -> tuple[int, float]:
+        own = {key: update.measured[key] for key in lately if key in update.measured}
+        chosen = {**self._defaults, **lately, **own}
+        return max(1, round(chosen[NUM_STEPS])), chosen[NUM_STEPS] * chosen[CLIENT_LR]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps of it, as JSON can hold it."""
+        return {"lately": self._lately}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave.
+
+        Args:
+            state: From a checkpoint.
+        """
+        self._lately = state["lately"]
+
+
 def refuse_error(reply: Message) -> None:
-    """Raises RefusedReplyError if the reply has no content: the client app failed."""
+    """Refuses a reply without content.
+
+    Args:
+        reply: Any reply.
+
+    Raises:
+        RefusedReplyError: The client app failed, or the SuperLink answered in its place.
+    """
     if reply.has_error():
         reason = str(reply.error.reason).strip() or "no reason given"
         raise RefusedReplyError(f"error {reply.error.code}: {reason.splitlines()[-1]}")
@@ -142,19 +218,44 @@ def refuse_error(reply: Message) -> None:
 
 
 def examples_in(content: RecordDict) -> int:
-    """How many examples the client has.
+    """How many examples the client says it has.
+
+    Args:
+        content: Of its reply.
+
+    Returns:
+        At least 1.
 
     Raises:
         RefusedReplyError: It does not say, or says something absurd.
     """
-    value = number_in(content, NUM_EXAMPLES)
+    value = _number_in(content, NUM_EXAMPLES)
     if value is None:
         raise RefusedReplyError(f"it does not report {NUM_EXAMPLES!r} as one number")
     return int(_whole(NUM_EXAMPLES, value))
 
 
-def number_in(content: RecordDict, key: str) -> float | None:
-    """A single number under this key in one of the metric records; None if there is none."""
+def text_in(content: RecordDict, key: str) -> str | None:
+    """What a client says about itself, such as its name or its cluster.
+
+    Args:
+        content: Of its reply.
+        key: What to look for in the metric and config records.
+
+    Returns:
+        A short text, whole numbers without a point; None if there is none.
+    """
+    told: list[object] = [record.get(key) for record in content.metric_records.values()]
+    told += [record.get(key) for record in content.config_records.values()]
+    for value in told:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int | str) and 0 < len(str(value)) <= _LONGEST_NAME:
+            return str(value)
+    return None
+
+
+def _number_in(content: RecordDict, key: str) -> float | None:
     for record in content.metric_records.values():
         value = record.get(key)
         if isinstance(value, int | float):
@@ -168,6 +269,6 @@ def number_in(content: RecordDict, key: str) -> float | None:
 
 
 def _whole(key: str, value: float) -> float:
-    if not (1 <= value <= MOST[key] and value == int(value)):
+    if not (1 <= value <= _MOST[key] and value == int(value)):
         raise RefusedReplyError(f"it reports {key} = {value:g}")
     return value

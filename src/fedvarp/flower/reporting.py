@@ -1,94 +1,204 @@
-"""What a strategy says in Flower's log."""
+"""What a run tells its user: metrics averaged over clients, their history, and the log."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from flwr.app import MetricRecord, RecordDict
+from flwr.app.typing import MetricRecordValues
+from flwr.serverapp.strategy import Result
 from flwr.supercore import log
 
-from fedvarp.flower.federation import Federation, Outcome
+from fedvarp.flower.client import NUM_EXAMPLES
+from fedvarp.flower.replies import examples_in
+from fedvarp.flower.round import Outcome, TrainingRounds
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
 
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+"""Flower's own signature: (contents of the replies, key of the weight) → metrics."""
 
-class Reporter:
-    """Logs rounds; says some things only once."""
+_ENTRY: Final = "history/"  # before the round, in the keys of a checkpoint's entries
 
-    def __init__(self) -> None:
+
+def weighted_means(contents: Sequence[RecordDict], leave_out: Collection[str]) -> MetricRecord:
+    """Averages each metric over the replies that report it, weighted by their examples.
+
+    A value that is not finite, or a list of another length, is left out; so are the number of
+    examples and what says who a client is.
+
+    Args:
+        contents: Of replies that have been checked.
+        leave_out: Keys that are no metrics.
+
+    Returns:
+        The means.
+    """
+    reports: dict[str, list[tuple[int, list[float], bool]]] = {}
+    for content in contents:
+        weight = examples_in(content)
+        for record in content.metric_records.values():
+            for key, value in record.items():
+                if key != NUM_EXAMPLES and key not in leave_out:
+                    is_list = isinstance(value, list)
+                    listed = value if isinstance(value, list) else [value]
+                    numbers = [_as_float(v) for v in listed]
+                    if all(map(math.isfinite, numbers)):
+                        reports.setdefault(key, []).append((weight, numbers, is_list))
+    return MetricRecord({key: _mean(values) for key, values in reports.items()})
+
+
+def history_entry(result: Result, round: int) -> dict[str, dict[str, Any]]:
+    """One round of the history as an entry of the checkpoint.
+
+    Args:
+        result: What Flower's `start` returns in the end.
+        round: The round; 0 for the evaluation before the first one.
+
+    Returns:
+        {key: the round's metrics}.
+    """
+    parts = {
+        name: dict(records[round]) for name, records in _parts(result).items() if round in records
+    }
+    return {f"{_ENTRY}{round}": parts}
+
+
+def load_history(result: Result, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts the rounds of a checkpoint into a result.
+
+    Args:
+        result: What Flower's `start` returns in the end.
+        entries: Every entry that `history_entry` has given, and others beside them.
+    """
+    rounds = {
+        int(key.removeprefix(_ENTRY)): entry
+        for key, entry in entries.items()
+        if key.startswith(_ENTRY)
+    }
+    for round in sorted(rounds):
+        for name, records in _parts(result).items():
+            if name in rounds[round]:
+                records[round] = MetricRecord(rounds[round][name])
+
+
+class RunLog:
+    """Writes what happens into Flower's log; says some things only once.
+
+    Args:
+        settings: Those of the strategy.
+    """
+
+    def __init__(self, settings: StrategySettings) -> None:
+        self._settings = settings
         self._said: set[str] = set()
 
-    def once(self, topic: str, level: int, message: str, *values: object) -> None:
-        """Logs a message unless one on this topic has been logged."""
-        if topic not in self._said:
-            self._said.add(topic)
-            log(level, message, *values)
+    def summary(self, rounds: TrainingRounds) -> None:
+        """Logs the settings, and how large the table is and may become.
 
-    def summary(self, settings: StrategySettings, federation: Federation) -> None:
-        """The settings, and how large the table is and may become."""
+        Args:
+            rounds: Those of the run.
+        """
+        settings = self._settings
         size = settings.clients_per_round or f"{settings.fraction_train:.0%} of the"
         log(INFO, "\t├──> Cohort: %s clients, seed %d", size, settings.seed)
         log(INFO, "\t├──> Clients known by: %s", settings.identity)
         log(INFO, "\t├──> Checkpoint: %s", settings.checkpoint or "none, a restart begins anew")
-        log(INFO, "\t└──> Table: %s", _table_size(settings, federation))
-        if federation.layout.has_running_statistics:
-            self.once(
+        log(INFO, "\t└──> Table: %s", self._table(rounds))
+        if rounds.reader.layout.has_running_statistics:
+            self._once(
                 "BatchNorm",
                 WARNING,
                 "The model has running statistics (BatchNorm). They are averaged over the clients "
                 "of a round, which breaks training on heterogeneous clients; GroupNorm does not.",
             )
 
-    def round(self, settings: StrategySettings, federation: Federation, outcome: Outcome) -> None:
-        """What became of the replies of a round."""
+    def round(self, rounds: TrainingRounds, outcome: Outcome) -> None:
+        """Logs what became of the replies of a round.
+
+        Args:
+            rounds: Those of the run.
+            outcome: That of the round.
+        """
         log(INFO, "%d replies used, %d not.", len(outcome.accepted), len(outcome.refused))
         for who, why in outcome.refused:
             log(WARNING, "\t> The reply of %s is not used: %s.", who, why)
-        for name, rounds in outcome.refreshed:
-            log(INFO, "\t> A late reply refreshed the row of %r, %d round(s) stale.", name, rounds)
+        for name, late in outcome.refreshed:
+            log(INFO, "\t> A late reply refreshed the row of %r, %d round(s) stale.", name, late)
         if outcome.nameless:
-            self.once(
+            identity = self._settings.identity
+            self._once(
                 "nameless",
                 WARNING,
                 "Clients do not report %r, so that they go by their node id: a SuperNode that is "
                 "started again without authentication keys will count as a new client and lose "
                 'its row. Add one line to the metrics of the client: "%s": '
                 'context.node_config["%s"].',
-                settings.identity,
-                settings.identity,
-                settings.identity,
+                identity,
+                identity,
+                identity,
             )
-        if federation.units.are_settled and not federation.units.steps_are_counted:
-            self.once(
+        if rounds.units.are_settled and not rounds.units.steps_are_counted:
+            self._once(
                 "steps",
                 INFO,
                 "Clients do not report 'num-steps': all are taken to make equally many local "
                 'steps. If they do not, add "num-steps" to the metrics of the client.',
             )
-        more = federation.num_clients - (settings.num_clients or federation.num_clients)
-        if more > 0:
-            self.once(
+        expected, found = self._settings.num_clients, rounds.rows.num_clients
+        if expected is not None and found > expected:
+            self._once(
                 "more clients",
                 WARNING,
                 "There are more clients than num_clients=%d: %d so far. The table has grown.",
-                settings.num_clients,
-                federation.num_clients,
+                expected,
+                found,
             )
 
+    def _once(self, topic: str, level: int, message: str, *values: object) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            log(level, message, *values)
 
-def _table_size(settings: StrategySettings, federation: Federation) -> str:
-    states = federation.server.aggregator.table
-    if states is None:
-        return f"none; {federation.layout.dim} parameters"
-    rows = states.tables()[0]
-    each = rows.codec.row_bytes(rows.dim)
-    where = "in memory" if settings.states == "memory" else f"on disk in {settings.checkpoint}"
-    return (
-        f"{rows.num_rows} of {rows.num_clients} rows written, {settings.dtype}, "
-        f"{_megabytes(each)} each: {_megabytes(states.num_bytes)} now, "
-        f"{_megabytes(each * rows.num_clients)} when full, {where}"
-    )
+    def _table(self, rounds: TrainingRounds) -> str:
+        table = rounds.server.aggregator.table
+        if table is None:
+            return f"none; {rounds.reader.layout.dim} parameters"
+        rows, folder = table.tables()[0], self._settings.checkpoint
+        each = rows.codec.row_bytes(rows.dim)
+        where = "in memory" if self._settings.where == "memory" else f"on disk in {folder}"
+        return (
+            f"{rows.num_rows} of {rows.num_clients} rows written, {self._settings.codec}, "
+            f"{_megabytes(each)} each: {_megabytes(table.num_bytes)} now, "
+            f"{_megabytes(each * rows.num_clients)} when full, {where}"
+        )
+
+
+def _parts(result: Result) -> dict[str, dict[int, MetricRecord]]:
+    return {
+        "train": result.train_metrics_clientapp,
+        "evaluate": result.evaluate_metrics_clientapp,
+        "server": result.evaluate_metrics_serverapp,
+    }
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf
+
+
+def _mean(reports: list[tuple[int, list[float], bool]]) -> MetricRecordValues:
+    _, first, is_list = reports[0]
+    alike = [r for r in reports if len(r[1]) == len(first) and r[2] == is_list]
+    total = sum(weight for weight, _, _ in alike)
+    means = [sum(w * numbers[i] for w, numbers, _ in alike) / total for i in range(len(first))]
+    return means if is_list else means[0]
 
 
 def _megabytes(size: int) -> str:

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedvarp.flower.clusters import ClusterSource
-from fedvarp.flower.metrics import MetricsAggregator
-from fedvarp.flower.sampling import WhenOffline
+from fedvarp.flower.cohort import WhenOffline
+from fedvarp.flower.reporting import MetricsAggregator
+from fedvarp.flower.rows import ClusterSource
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.tables.codecs import codec_named
 
@@ -18,28 +18,34 @@ Weighting = Literal["uniform", "examples"]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StrategySettings:
-    """Settings of a strategy.
+    """The settings of a strategy, all of them keywords with a default.
 
     Attributes:
-        num_clients: N, unless more clients turn up; None: as many as have.
-        clients_per_round: M; None: `fraction_train` of the clients.
+        num_clients: N, everybody who may ever take part; grows if more clients turn up. None: as
+            many as have turned up.
+        clients_per_round: M, how many clients train in a round; None: `fraction_train` of them.
         fraction_train: Share of the clients asked in a round, unless `clients_per_round` is given.
-        fraction_evaluate: Share of the nodes online that evaluate the model after a round.
+        fraction_evaluate: Share of the nodes online that evaluate the model after a round; 0: no
+            evaluation on clients.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
-        server_lr: η_s; the paper's 1.0.
-        server_optimizer: In place of ServerSGD(server_lr), such as `fedvarp.ServerMomentum`;
-            `fedvarp.Steady` around it, where clients take unequally many local steps.
+        server_lr: η_s, the server's learning rate; the paper's is 1.0.
+        server_optimizer: Takes the place of ``ServerSGD(server_lr)``, such as
+            `fedvarp.ServerMomentum`; put `fedvarp.Steady` around it where clients take unequally
+            many local steps.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
             same for all clients and rounds, and must stay the same while a run lasts: clients
             whose rate changes report it.
-        checkpoint: Folder that holds the run; started again with it, the run goes on.
-        states: Where the table of client states lives; "disk" needs `checkpoint`.
-        dtype: How its rows are stored: float32, bfloat16, float16 or int8.
+        checkpoint: Folder that holds the run; started again with it, the run goes on. None: a
+            restart begins anew.
+        where: Where the table of client states lives, "memory" or "disk"; "disk" needs
+            `checkpoint`.
+        codec: How its rows are stored: float32, bfloat16, float16 or int8.
         identity: What a client is known by: the key it reports ("partition-id", or any other),
             "supernode-key" or "node-id".
         ask_names: Whether nodes are asked for their name before they are first drawn; clients
             answer with `fedvarp.flower.answer_identity`.
-        when_offline: A client that is drawn and offline is replaced, or the round has fewer.
+        when_offline: A client that is drawn and offline is replaced ("replace"), or the round has
+            fewer ("fewer").
         min_available_nodes: Nodes to wait for before a round, while its timeout lasts; None: a
             whole cohort before the first round, `min_replies` before the others.
         min_replies: With fewer good replies a round changes nothing.
@@ -62,8 +68,8 @@ class StrategySettings:
     server_optimizer: ServerOptimizer | None = None
     client_lr: float = 1.0
     checkpoint: str | os.PathLike[str] | None = None
-    states: Literal["memory", "disk"] = "memory"
-    dtype: str = "float32"
+    where: Literal["memory", "disk"] = "memory"
+    codec: str = "float32"
     identity: str = "partition-id"
     ask_names: bool = True
     when_offline: WhenOffline = "replace"
@@ -77,39 +83,25 @@ class StrategySettings:
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed, right in (
-            ("num_clients", self.num_clients is None or self.num_clients >= 1, "at least 1"),
-            (
-                "clients_per_round",
-                self.clients_per_round is None or self.clients_per_round >= 1,
-                "at least 1",
-            ),
-            ("fraction_train", 0 < self.fraction_train <= 1, "above 0 and at most 1"),
-            ("fraction_evaluate", 0 <= self.fraction_evaluate <= 1, "from 0 to 1"),
-            ("server_lr", 0 < self.server_lr < math.inf, "above 0 and finite"),
-            ("client_lr", 0 < self.client_lr < math.inf, "above 0 and finite"),
-            ("states", self.states in ("memory", "disk"), "'memory' or 'disk'"),
-            ("identity", bool(self.identity), "a key that clients report"),
-            ("when_offline", self.when_offline in ("replace", "fewer"), "'replace' or 'fewer'"),
-            (
-                "min_available_nodes",
-                self.min_available_nodes is None or self.min_available_nodes >= 1,
-                "at least 1",
-            ),
-            ("min_replies", self.min_replies >= 1, "at least 1"),
-            ("late_replies", self.late_replies >= 0, "0 or more rounds"),
-            (
-                "max_update_norm",
-                self.max_update_norm is None or self.max_update_norm > 0,
-                "above 0",
-            ),
-        ):
-            if not allowed:
-                found = getattr(self, name)
-                raise ValueError(f"{type(self).__name__}: {name}={found!r} must be {right}.")
-        if self.states == "disk" and self.checkpoint is None:
+        for name in ("num_clients", "clients_per_round", "min_available_nodes"):
+            value: int | None = getattr(self, name)
+            self._require(name, value is None or value >= 1, "at least 1")
+        for name in ("server_lr", "client_lr"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "above 0 and finite")
+        norm = self.max_update_norm
+        self._require("max_update_norm", norm is None or norm > 0, "above 0")
+        self._require("fraction_train", 0 < self.fraction_train <= 1, "above 0 and at most 1")
+        self._require("fraction_evaluate", 0 <= self.fraction_evaluate <= 1, "from 0 to 1")
+        self._require("min_replies", self.min_replies >= 1, "at least 1")
+        self._require("late_replies", self.late_replies >= 0, "0 or more rounds")
+        self._require("identity", bool(self.identity), "a key that clients report")
+        self._require("where", self.where in ("memory", "disk"), "'memory' or 'disk'")
+        offline = self.when_offline in ("replace", "fewer")
+        self._require("when_offline", offline, "'replace' or 'fewer'")
+        codec_named(self.codec)
+        if self.where == "disk" and self.checkpoint is None:
             raise ValueError(
-                f"{type(self).__name__}: states='disk' needs a folder for the rows; give "
+                f"{type(self).__name__}: where='disk' needs a folder for the rows; give "
                 f"checkpoint='some/folder'."
             )
         if self.server_optimizer is not None and self.server_lr != 1.0:
@@ -122,7 +114,6 @@ class StrategySettings:
                 f"{type(self).__name__}: min_replies={self.min_replies} can never be reached with "
                 f"clients_per_round={self.clients_per_round}."
             )
-        codec_named(self.dtype)
 
     @property
     def cluster_source(self) -> ClusterSource | None:
@@ -145,7 +136,30 @@ class StrategySettings:
         }
 
     def cohort_size(self, num_clients: int) -> int:
-        """M, if there are that many clients."""
+        """How many clients train in a round.
+
+        Args:
+            num_clients: How many there are.
+
+        Returns:
+            M, which may be more than there are.
+        """
         if self.clients_per_round is not None:
             return self.clients_per_round
         return max(1, round(self.fraction_train * num_clients))
+
+    def evaluation_size(self, num_online: int) -> int:
+        """How many clients evaluate the model after a round.
+
+        Args:
+            num_online: How many nodes are online.
+
+        Returns:
+            At least 1.
+        """
+        return max(1, round(self.fraction_evaluate * num_online))
+
+    def _require(self, name: str, is_right: bool, right: str) -> None:
+        if not is_right:
+            found = getattr(self, name)
+            raise ValueError(f"{type(self).__name__}: {name}={found!r} must be {right}.")

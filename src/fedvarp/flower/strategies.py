@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedvarp.flower.clusters import ClusterSource
+from fedvarp.flower.rows import ClusterSource
 from fedvarp.flower.settings import Weighting
 from fedvarp.flower.strategy import ServerStrategy
 
@@ -14,8 +14,20 @@ from fedvarp.flower.strategy import ServerStrategy
 class FedAvg(ServerStrategy):
     """The average of what came back (equation 2 of the paper).
 
-    Every client of a round counts the same, as in the other strategies and in `fedvarp.simulate`;
-    ``weighting="examples"`` weights by examples, as Flower's own FedAvg does.
+    It remembers nothing of single clients, and works with any client::
+
+        strategy = FedAvg(clients_per_round=5, seed=0, checkpoint="state")
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
+
+    Beside Flower's own FedAvg it has seeded cohorts, a checkpoint to go on from, and survives bad
+    replies.
+
+    Attributes:
+        weighting: "uniform": every client of a round counts the same, as in the other strategies
+            and in `fedvarp.simulate`. "examples": clients count by their "num-examples", as in
+            Flower's own FedAvg.
+
+    All other settings: see `StrategySettings`.
     """
 
     algorithm: ClassVar[str] = "fedavg"
@@ -24,8 +36,9 @@ class FedAvg(ServerStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weighting not in ("uniform", "examples"):
-            raise ValueError(f"weighting={self.weighting!r} must be 'uniform' or 'examples'.")
+        self._require(
+            "weighting", self.weighting in ("uniform", "examples"), "'uniform' or 'examples'"
+        )
 
     @property
     def weighted_by(self) -> Weighting:
@@ -35,18 +48,38 @@ class FedAvg(ServerStrategy):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedVARP(ServerStrategy):
-    """Algorithm 2: the server replays each absent client's latest update. Any client will do."""
+    """The server uses the latest update of each client that is absent (Algorithm 2 of the paper).
+
+    That takes away the noise of who happens to take part. Any client will do, unchanged::
+
+        strategy = FedVARP(num_clients=250, clients_per_round=5, seed=0, checkpoint="state")
+        result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1000)
+
+    The server keeps one update for each client, N times the size of the model: see `where` and
+    `codec` if that is much. A client that should keep its row when its SuperNode is started again
+    reports who it is: see `identity`.
+
+    All settings: see `StrategySettings`.
+    """
 
     algorithm: ClassVar[str] = "fedvarp"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ClusterFedVARP(ServerStrategy):
-    """Algorithm 3: the clients of a cluster share a row.
+    """FedVARP in which the clients of a cluster share a row (Algorithm 3 of the paper).
+
+    With K clusters the server keeps K times the size of the model, however many clients there
+    are::
+
+        strategy = ClusterFedVARP(clusters="region", num_clients=10_000, clients_per_round=50)
 
     Attributes:
         clusters: {name: cluster}, a function from a client's name to its cluster, or the key under
-            which clients report their cluster in their metrics.
+            which clients report their cluster in their metrics. A client whose cluster nobody
+            knows is not used.
+
+    All other settings: see `StrategySettings`.
     """
 
     algorithm: ClassVar[str] = "cluster_fedvarp"
@@ -61,13 +94,26 @@ class ClusterFedVARP(ServerStrategy):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MIFA(ServerStrategy):
-    """The plain mean of every client's latest update. Any client will do."""
+    """The plain mean of every client's latest update (Gu et al., 2021).
+
+    The fresh updates weigh no more than the remembered ones, so that it is slow to follow them but
+    not disturbed by who is absent, and for how long. Any client will do; memory as in `FedVARP`.
+
+    All settings: see `StrategySettings`.
+    """
 
     algorithm: ClassVar[str] = "mifa"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Scaffold(ServerStrategy):
-    """Clients correct their gradients, for which they need `fedvarp.flower.LocalSteps`."""
+    """Clients correct each of their gradients by what they know of the others (SCAFFOLD).
+
+    The server sends a correction along with the model, and needs the number of local steps:
+    clients use `fedvarp.flower.LocalSteps`, three lines. A reply that does not report "num-steps"
+    is not used, nor is a late one. Memory as in `FedVARP`.
+
+    All settings: see `StrategySettings`.
+    """
 
     algorithm: ClassVar[str] = "scaffold"

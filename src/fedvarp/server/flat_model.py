@@ -15,17 +15,18 @@ from torch.nn.parameter import is_lazy
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """Where a parameter lies in the vector."""
+class Slot:
+    """Where a parameter lies in the vector: from `start` up to `stop`."""
 
     name: str
-    parameter: nn.Parameter
+    shape: tuple[int, ...]
     start: int
     stop: int
 
     def view(self, vector: Tensor) -> Tensor:
+        """The parameter in its shape, a view of the vector; of each row, if it is a matrix."""
         part = vector[..., self.start : self.stop]
-        return part.view((*vector.shape[:-1], *self.parameter.shape))
+        return part.view((*vector.shape[:-1], *self.shape))
 
 
 class FlatModel:
@@ -54,8 +55,9 @@ class FlatModel:
     def __init__(self, module: nn.Module) -> None:
         _refuse_batch_norm(module)
         self.module = module
-        self._slots = _slots(module)
-        self._parameters = tuple(slot.parameter for slot in self._slots)
+        trainable = _trainable(module)
+        self._parameters = tuple(trainable.values())
+        self._slots = _slots(trainable)
         self._gradient: tuple[Tensor, ...] = ()
         self.dim = self._slots[-1].stop
         self.channels_last: bool | None = None  # whether it takes images so; None: not tried yet
@@ -67,7 +69,7 @@ class FlatModel:
 
     def vector(self) -> Tensor:
         """The parameters as they are now, (d,), a copy."""
-        return torch.cat([slot.parameter.detach().reshape(-1) for slot in self._slots])
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
 
     def bind(self, vector: Tensor, gradient: Tensor | None = None) -> None:
         """Makes the parameters views of `vector`, and `gradient` the place `backward` writes to.
@@ -86,8 +88,8 @@ class FlatModel:
                     f"The {what} is {tensor.dtype} of shape {tuple(tensor.shape)}; this model "
                     f"needs a contiguous float32 vector of {self.dim} numbers."
                 )
-        for slot in self._slots:
-            slot.parameter.data = slot.view(vector)
+        for slot, parameter in zip(self._slots, self._parameters, strict=True):
+            parameter.data = slot.view(vector)
         self._gradient = (
             () if gradient is None else tuple(slot.view(gradient) for slot in self._slots)
         )
@@ -131,7 +133,10 @@ class FlatModel:
 
         Ready for `module.load_state_dict` of a module that has never heard of this package.
         """
-        by_parameter = {id(slot.parameter): slot.view(vector) for slot in self._slots}
+        by_parameter = {
+            id(parameter): slot.view(vector)
+            for slot, parameter in zip(self._slots, self._parameters, strict=True)
+        }
         state = {
             name: by_parameter.get(id(tensor), tensor)
             for name, tensor in self.module.state_dict(keep_vars=True).items()
@@ -161,9 +166,8 @@ def average_buffers(
     return merged
 
 
-def _slots(module: nn.Module) -> list[_Slot]:
-    slots: list[_Slot] = []
-    start = 0
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    trainable: dict[str, nn.Parameter] = {}
     for name, parameter in module.named_parameters():  # a tied parameter comes once
         if is_lazy(parameter):
             raise ValueError(
@@ -176,10 +180,18 @@ def _slots(module: nn.Module) -> list[_Slot]:
                 f"Parameter {name!r} is {parameter.dtype}; clients train in float32. Call "
                 f".float() on the model, or freeze that parameter with requires_grad_(False)."
             )
-        slots.append(_Slot(name, parameter, start, start + parameter.numel()))
-        start += parameter.numel()
-    if not slots:
+        trainable[name] = parameter
+    if not trainable:
         raise ValueError("The model has no trainable parameter: there is nothing to federate.")
+    return trainable
+
+
+def _slots(parameters: Mapping[str, nn.Parameter]) -> list[Slot]:
+    slots: list[Slot] = []
+    start = 0
+    for name, parameter in parameters.items():
+        slots.append(Slot(name, tuple(parameter.shape), start, start + parameter.numel()))
+        start += parameter.numel()
     return slots
 
 

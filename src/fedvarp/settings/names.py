@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -54,8 +54,8 @@ class Choice(Section):
         return dict(self.model_extra or {})
 
 
-class Registry(Mapping[str, str | Maker]):
-    """Names, and what each stands for; `register` adds one.
+class Registry(dict[str, str | Maker]):
+    """Names, and what each stands for; ``MODELS["mine"] = Net`` adds one.
 
     Args:
         what: What is named, for messages.
@@ -63,31 +63,8 @@ class Registry(Mapping[str, str | Maker]):
     """
 
     def __init__(self, what: str, entries: Mapping[str, str | Maker]) -> None:
+        super().__init__(entries)
         self.what = what
-        self._entries = dict(entries)
-
-    def __getitem__(self, name: str) -> str | Maker:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def register(self, name: str, target: str | Maker) -> None:
-        """Gives something of one's own a name.
-
-        Args:
-            name: The name that settings may use from now on.
-            target: The object, or its import path.
-
-        Raises:
-            ValueError: The name is taken.
-        """
-        if name in self._entries:
-            raise ValueError(f"There is a {self.what} called {name!r} already; choose another.")
-        self._entries[name] = target
 
     def check(self, name: str) -> str:
         """Returns the name if it may stand for something; imports nothing.
@@ -96,10 +73,10 @@ class Registry(Mapping[str, str | Maker]):
             SettingsError: It is neither a name nor an import path; the message has no subject, for
                 the name of the setting to stand before it.
         """
-        if name in self._entries or ":" in name:
+        if name in self or ":" in name:
             return name
-        near = get_close_matches(name, self._entries, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(self._entries)},"
+        near = get_close_matches(name, self, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(self)},"
         more = "" if near else " and import paths such as my_package.module:name"
         raise SettingsError(f"= {name!r} is no {self.what}{hint}{more}")
 
@@ -114,7 +91,7 @@ class Registry(Mapping[str, str | Maker]):
         Raises:
             SettingsError: There is no such name, or it cannot be imported.
         """
-        target = self._entries.get(self.check(name), name)
+        target = self.get(self.check(name), name)
         if not isinstance(target, str):
             return target
         module, _, attributes = target.partition(":")

@@ -1,0 +1,9 @@
+from .client import LocalSteps as LocalSteps
+from .client import answer_identity as answer_identity
+from .settings import StrategySettings as StrategySettings
+from .strategies import MIFA as MIFA
+from .strategies import ClusterFedVARP as ClusterFedVARP
+from .strategies import FedAvg as FedAvg
+from .strategies import FedVARP as FedVARP
+from .strategies import Scaffold as Scaffold
+from .strategy import ServerStrategy as ServerStrategy

@@ -1,0 +1,203 @@
+"""Begins a run, or takes it up again where its checkpoint left it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from flwr.app import ArrayRecord
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.fedvarp import cluster_fedvarp
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.flower.arrays import Layout
+from fedvarp.flower.identity import KnownClients, name_order
+from fedvarp.flower.ledger import Ledger
+from fedvarp.flower.replies import ReplyReader, StepUnits
+from fedvarp.flower.round import TrainingRounds
+from fedvarp.flower.rows import ClientRows, Clusters
+from fedvarp.server.checkpoint import Checkpoint, CheckpointError
+from fedvarp.server.optimizers import ServerSGD
+from fedvarp.server.server import Server
+
+if TYPE_CHECKING:
+    from fedvarp.flower.settings import StrategySettings
+
+Entries = Mapping[str, Mapping[str, Any]]
+
+_WHY_UNCHANGING: Final = {
+    "seed": "its cohorts would be others",
+    "identity": "nobody would find their row again",
+    "weighting": "it would be trained for another objective",
+    "client_lr": "old and new rows would be in different units (clients whose rate changes report "
+    "it, as 'client-lr', from the first round on)",
+}
+
+
+@dataclass(eq=False)
+class FederatedRun:
+    """The rounds of a run, and the checkpoint that keeps them.
+
+    Attributes:
+        rounds: From replies to steps of the server.
+        checkpoint: Where each round is saved; None: nowhere.
+        unchanging: The settings that must stay the same while the run lasts.
+        entries: What the checkpoint held of clients and history when the run was taken up.
+    """
+
+    rounds: TrainingRounds
+    checkpoint: Checkpoint | None
+    unchanging: Mapping[str, Any]
+    entries: Entries
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the checkpoint holds this run already."""
+        return self.checkpoint is not None and self.checkpoint.round is not None
+
+    def commit(self, history: Entries) -> None:
+        """Saves the round in one transaction; does nothing without a checkpoint.
+
+        Args:
+            history: The round's entry of the history.
+        """
+        if self.checkpoint is None:
+            return
+        rounds, clients, clusters = self.rounds, self.rounds.rows.clients, self.rounds.rows.clusters
+        self.checkpoint.commit(
+            rounds.server,
+            tensors=rounds.buffers,
+            notes={
+                "settings": dict(self.unchanging),
+                "layout": rounds.reader.layout.digest,
+                "clients": clients.state_dict(),
+                "units": rounds.units.state_dict(),
+                "clusters": None if clusters is None else clusters.labels,
+            },
+            entries={**clients.changed_entries(), **history},
+        )
+        clients.saved()
+
+    def close(self) -> None:
+        """Gives the checkpoint's folder back."""
+        table = self.rounds.server.aggregator.table
+        for rows in () if table is None else table.tables():
+            rows.close()
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+
+def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
+    """Makes the run that a strategy describes, from its checkpoint if there is one.
+
+    Args:
+        settings: Those of the strategy.
+        initial: The initial model; only its names, shapes and dtypes count in a run that goes on.
+
+    Returns:
+        The run, which has to be closed.
+
+    Raises:
+        CheckpointError: The folder holds another run.
+        ValueError: The model has nothing to train.
+    """
+    layout = Layout.of(initial)
+    with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
+        checkpoint = None
+        if settings.checkpoint is not None:
+            checkpoint = Checkpoint(settings.checkpoint)
+            opened.callback(checkpoint.close)
+            _refuse_another_run(checkpoint, layout, settings)
+        entries = {} if checkpoint is None else checkpoint.entries()
+        clients, clusters = _clients_and_clusters(settings, checkpoint, entries)
+        aggregator = _aggregator(settings, layout.dim, checkpoint, clients, clusters)
+        for rows in () if aggregator.table is None else aggregator.table.tables():
+            opened.callback(rows.close)
+        optimizer = settings.server_optimizer or ServerSGD(lr=settings.server_lr)
+        server = Server(layout.vector(initial), aggregator, optimizer)
+        units = StepUnits(settings.client_lr)
+        buffers = layout.read_buffers(initial)
+        if checkpoint is not None and checkpoint.restore(server):
+            units.load_state_dict(checkpoint.notes["units"])
+            buffers = checkpoint.tensors()
+        opened.pop_all()
+    rounds = TrainingRounds(
+        server=server,
+        buffers=buffers,
+        rows=ClientRows(aggregator.table, clients, clusters, max(1, settings.num_clients or 0)),
+        reader=ReplyReader(
+            layout,
+            settings.arrayrecord_key,
+            settings.max_update_norm,
+            steps_needed=settings.algorithm == "scaffold",
+        ),
+        units=units,
+        ledger=Ledger(settings.late_replies),
+        identity=settings.identity,
+        weighted_by_examples=settings.weighted_by == "examples",
+    )
+    if clusters is not None:
+        for name in sorted(clusters.names, key=name_order):
+            rounds.rows.place(clients.meet(name), clusters.label_of(name, None))
+    return FederatedRun(rounds, checkpoint, settings.unchanging, entries)
+
+
+def _clients_and_clusters(
+    settings: StrategySettings, checkpoint: Checkpoint | None, entries: Entries
+) -> tuple[KnownClients, Clusters | None]:
+    clients = KnownClients()
+    source = settings.cluster_source
+    clusters = None if source is None else Clusters(source)
+    if checkpoint is not None and checkpoint.round is not None:
+        clients.load_state_dict(checkpoint.notes["clients"], entries)
+        if clusters is not None:
+            # Others, of a longer mapping, follow when clients are placed.
+            clusters.labels = list(checkpoint.notes["clusters"])
+    return clients, clusters
+
+
+def _aggregator(
+    settings: StrategySettings,
+    dim: int,
+    checkpoint: Checkpoint | None,
+    clients: KnownClients,
+    clusters: Clusters | None,
+) -> Aggregator:
+    saved = (checkpoint.server_description if checkpoint else None) or {}
+    table = TableSettings(
+        num_clients=saved.get("num_clients", max(1, settings.num_clients or 0)),
+        dim=dim,
+        codec=settings.codec,
+        folder=str(settings.checkpoint) if settings.where == "disk" else None,
+    )
+    if clusters is None:
+        return make_algorithm(settings.algorithm, table)
+    cluster_of = clusters.cluster_of(clients, table.num_clients)
+    return cluster_fedvarp(cluster_of, table.rows(clusters.num_rows, None))
+
+
+def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: StrategySettings) -> None:
+    if checkpoint.round is None:
+        return
+    folder, notes = checkpoint.store.path, checkpoint.notes
+    if notes.get("layout") != layout.digest:  # a run without Flower has no such note
+        raise CheckpointError(
+            f"The run in {folder} has a model with other arrays. Start with the model it was begun "
+            f"with, or choose another folder; nothing was changed."
+        )
+    clustered = settings.cluster_source is not None
+    if clustered != (notes["clusters"] is not None):
+        begun, now = ("without", "with") if clustered else ("with", "without")
+        raise CheckpointError(
+            f"The run in {folder} was begun {begun} clusters, and this strategy is {now} them. Use "
+            f"the one it was begun with, or choose another folder; nothing was changed."
+        )
+    for name, value in settings.unchanging.items():
+        if notes["settings"][name] != value:
+            raise CheckpointError(
+                f"The run in {folder} was begun with {name}={notes['settings'][name]!r}, not "
+                f"{value!r}: {_WHY_UNCHANGING[name]}. Use the settings it was begun with, or "
+                f"choose another folder; nothing was changed."
+            )

@@ -1,0 +1,275 @@
+"""One round of training: the model out, replies in, one step of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ArrayRecord, Message
+from torch import Tensor
+
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.flower.cohort import Candidate
+from fedvarp.flower.identity import Client, name_in, name_of_node, name_order
+from fedvarp.flower.ledger import Ledger, Question
+from fedvarp.flower.replies import (
+    RefusedReplyError,
+    ReplyReader,
+    StepUnits,
+    Update,
+    refuse_error,
+)
+from fedvarp.flower.rows import ClientRows
+from fedvarp.server.flat_model import average_buffers
+from fedvarp.server.server import Broadcast, Server
+from fedvarp.tables.largest_entries import Magnitudes
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What became of the replies of a round."""
+
+    accepted: list[Update] = field(default_factory=list)
+    refreshed: list[tuple[str, int]] = field(default_factory=list)  # a late client, its staleness
+    refused: list[tuple[str, str]] = field(default_factory=list)  # who, why
+    nameless: list[str] = field(default_factory=list)  # clients that go by their node id
+
+
+@dataclass(eq=False)
+class TrainingRounds:
+    """Between Flower's messages and `fedvarp.Server`, which it never goes round.
+
+    Attributes:
+        server: The model, the algorithm and the optimiser.
+        buffers: The model's buffers, by name.
+        rows: Which client has which row.
+        reader: Checks replies.
+        units: How far clients walk.
+        ledger: Who was asked what.
+        identity: What clients are known by.
+        weighted_by_examples: Whether clients count by their examples, or all the same.
+    """
+
+    server: Server
+    buffers: dict[str, Tensor]
+    rows: ClientRows
+    reader: ReplyReader
+    units: StepUnits
+    ledger: Ledger
+    identity: str
+    weighted_by_examples: bool
+    _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
+
+    @property
+    def record(self) -> ArrayRecord:
+        """The model as Flower sends it."""
+        return self.reader.layout.record(self.server.w, self.buffers)
+
+    def send(self, round: int, cohort: Sequence[Candidate]) -> Broadcast:
+        """Prepares what these clients are sent, and notes it in the ledger.
+
+        A node whose client is not known has no row yet; SCAFFOLD sends it the correction of a row
+        never written.
+
+        Args:
+            round: The round, counted from 1.
+            cohort: Who is asked; all online.
+
+        Returns:
+            The model, and a correction for each client if the algorithm has any.
+        """
+        rows = [client.row for client in cohort if client.row is not None]
+        if self.reader.steps_needed and len(rows) < len(cohort):
+            unwritten = len(self.rows.clients)
+            self.rows.grow(unwritten + 1)
+            rows = [unwritten if client.row is None else client.row for client in cohort]
+        broadcast = self.server.broadcast(
+            torch.tensor(rows, dtype=torch.int64), out=self.ledger.spare_memory()
+        )
+        asked = {client.node: client.row for client in cohort if client.node is not None}
+        self.ledger.ask(round, broadcast.w, asked)
+        return broadcast
+
+    def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
+        """Makes one step of the server from whatever came back.
+
+        Args:
+            round: The round, counted from 1.
+            replies: Those that came in its time, late ones to earlier rounds among them.
+            min_replies: With fewer good replies to this round, nothing changes but its number.
+
+        Returns:
+            What became of each reply.
+        """
+        outcome = Outcome()
+        updates = self._read(round, replies, outcome)
+        late = [(u, c) for u, c in updates if u.round != round]
+        current = [(u, c) for u, c in updates if u.round == round]
+        if late:
+            self._refresh(round, late, outcome)
+        if len(current) < max(1, min_replies):
+            self.server.skip()
+            why = f"only {len(current)} of at least {min_replies} replies can be used"
+            outcome.refused += [(repr(client.name), why) for _, client in current]
+        else:
+            self._step(round, current, outcome)
+        self.ledger.forget(round)
+        return outcome
+
+    def learn(self, replies: Sequence[Message]) -> None:
+        """Meets the clients that say who they are in a reply.
+
+        Args:
+            replies: With content, such as those of an evaluation.
+        """
+        names = {
+            reply.metadata.src_node_id: name
+            for reply in replies
+            if (name := name_in(reply.content, self.identity)) is not None
+        }
+        for node in sorted(names, key=lambda node: name_order(names[node])):
+            self.rows.place(self.rows.clients.meet(names[node], node), None)
+
+    def who(self, reply: Message) -> str:
+        """Names the client that a reply comes from, or is about, for the log.
+
+        Args:
+            reply: Any reply.
+
+        Returns:
+            Its name, if it has one, and its node.
+        """
+        node = self.ledger.node_of(reply)
+        client = self.rows.clients.at(node)
+        return f"{client.name!r} (node {node})" if client else f"node {node}"
+
+    # From replies to updates
+
+    def _read(
+        self, round: int, replies: Sequence[Message], outcome: Outcome
+    ) -> list[tuple[Update, Client]]:
+        """The replies that can be used, each with its client, in the order of their rows."""
+        memory = self._memory_for(len(replies))
+        found: list[tuple[Update, str, str | None]] = []
+        for reply in sorted(replies, key=self.ledger.expected_row):
+            try:
+                found.append(self._read_one(round, reply, memory[len(found)]))
+            except RefusedReplyError as why:
+                outcome.refused.append((self.who(reply), str(why)))
+        updates = []
+        for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
+            if name == name_of_node(update.node):
+                outcome.nameless.append(name)
+            client = self._meet(round, update, name)
+            self.rows.place(client, label)
+            updates.append((update, client))
+        return sorted(updates, key=lambda pair: pair[1].row)
+
+    def _memory_for(self, size: int) -> Tensor:  # (size, d)
+        """The same memory every round: fresh pages would cost more than the subtraction."""
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, self.reader.layout.dim)
+        return self._memory[:size]
+
+    def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
+        refuse_error(reply)
+        question = self.ledger.question(reply)
+        update = self.reader.read(reply, question.round, question.w, out)
+        name = self._name(update)
+        if name in question.heard:
+            raise RefusedReplyError(f"client {name!r} has answered already")
+        clusters = self.rows.clusters
+        label = None if clusters is None else clusters.label_of(name, update.content)
+        self._refuse_foreign_correction(round, question, update, name)
+        question.heard |= {update.node, name}
+        return update, name, label
+
+    def _name(self, update: Update) -> str:
+        said = name_in(update.content, self.identity)
+        known = self.rows.clients.at(update.node)
+        return said or (known.name if known else name_of_node(update.node))
+
+    def _meet(self, round: int, update: Update, name: str) -> Client:
+        """A late reply says where its client was, which is no news of one that was seen since."""
+        clients = self.rows.clients
+        client = clients.named(name)
+        is_seen = client is not None and client.node is not None
+        taken = clients.at(update.node) is not None or clients.has_left(update.node)
+        is_news = update.round == round or not (is_seen or taken)
+        return clients.meet(name, update.node if is_news else None)
+
+    def _refuse_foreign_correction(
+        self, round: int, question: Question, update: Update, name: str
+    ) -> None:
+        """SCAFFOLD's rows fit only the correction that was sent."""
+        client, sent_row = self.rows.clients.named(name), question.rows[update.node]
+        own_row = client.row if client and client.last_round else None
+        if self.reader.steps_needed and sent_row != own_row and own_row is not None:
+            self._meet(round, update, name)  # so that it is sent its own next time
+            raise RefusedReplyError(f"it is {name!r}, but was sent another client's correction")
+
+    # From updates to a step
+
+    def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
+        report = self.server.receive(self._round_updates(current))
+        if not report.accepted:
+            self.server.skip()
+        for update, client in current:
+            if client.row in report.accepted:
+                self.rows.clients.refreshed(client, round)
+                outcome.accepted.append(update)
+            else:
+                outcome.refused.append((repr(client.name), report.refused[client.row]))
+        if self.buffers and outcome.accepted:
+            self.buffers = average_buffers([update.buffers for update in outcome.accepted])
+
+    def _refresh(self, round: int, late: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
+        newest: dict[int, tuple[Update, Client]] = {}
+        for update, client in sorted(late, key=lambda pair: pair[0].round):
+            if client.last_round < update.round:
+                newest[client.row] = (update, client)
+        refreshed: tuple[int, ...] = ()
+        if newest and self.units.are_settled:
+            updates = self._round_updates([newest[row] for row in sorted(newest)])
+            refreshed = self.server.receive_late(updates).accepted
+        for update, client in late:
+            staleness = round - update.round
+            if client.row in refreshed and newest[client.row][0] is update:
+                self.rows.clients.refreshed(client, update.round)
+                outcome.refreshed.append((client.name, staleness))
+            else:
+                outcome.refused.append((repr(client.name), f"it comes {staleness} round(s) late"))
+
+    def _round_updates(self, updates: Sequence[tuple[Update, Client]]) -> RoundUpdates:
+        """What the core server takes; in the replies' own memory, and with their own walks.
+
+        `RoundUpdates.from_replies` would copy them, and knows one rate for all clients.
+        """
+        measured = self.units.measure([update for update, _ in updates])
+        magnitudes = []
+        for (update, _), (_, walk) in zip(updates, measured, strict=True):
+            magnitude = torch.tensor(update.magnitude)
+            if walk != 1.0:
+                update.difference.div_(walk)  # Algorithm 1, line 6
+                magnitude.div_(walk)  # rounded as the largest number was
+            magnitudes.append(float(magnitude))
+        deltas = self._stacked([update.difference for update, _ in updates])
+        examples = torch.tensor([update.num_examples for update, _ in updates])
+        return RoundUpdates(
+            clients=torch.tensor([client.row for _, client in updates]),
+            deltas=deltas,
+            num_steps=torch.tensor([steps for steps, _ in measured]),
+            num_examples=examples,
+            scale=sum(walk for _, walk in measured) / len(measured),
+            weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
+            measured=Magnitudes.known(magnitudes, deltas),
+        )
+
+    def _stacked(self, rows: Sequence[Tensor]) -> Tensor:  # (M, d)
+        """Rows of `_memory`, without a copy if they lie one after the other, as they mostly do."""
+        dim = self.reader.layout.dim
+        positions = [row.storage_offset() // dim for row in rows]
+        first, stop = positions[0], positions[0] + len(rows)
+        in_order = positions == list(range(first, stop))
+        return self._memory[first:stop] if in_order else self._memory[positions]

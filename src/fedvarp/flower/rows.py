@@ -1,0 +1,179 @@
+"""The rows of the table for the clients known: one each, or one for each cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from fedvarp.flower.identity import Client, KnownClients
+from fedvarp.flower.replies import RefusedReplyError, text_in
+from fedvarp.tables.base import ClientTable
+from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.tables.row_table import RowTable
+
+ClusterSource = Mapping[str | int, str | int] | Callable[[str], str | int] | str
+"""{name: cluster}, name → cluster, or the key under which a client reports its cluster."""
+
+
+class Clusters:
+    """Clusters by label, numbered as they turn up. Number 0 is for clients not yet placed.
+
+    Nobody's update is ever put into row 0, so that it stays zero: a client whose cluster is not
+    known counts as one that was never seen.
+
+    Args:
+        source: Where the cluster of a client comes from.
+    """
+
+    def __init__(self, source: ClusterSource) -> None:
+        self._source = source
+        self._mapping = (
+            {str(name): str(label) for name, label in source.items()}
+            if isinstance(source, Mapping)
+            else {}
+        )
+        self.labels: list[str] = sorted(set(self._mapping.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """The clients that are known from the start."""
+        return list(self._mapping)
+
+    @property
+    def num_rows(self) -> int:
+        """K, and one for row 0."""
+        return len(self.labels) + 1
+
+    def label_of(self, client: str, content: RecordDict | None) -> str:
+        """Finds out to which cluster a client belongs.
+
+        Args:
+            client: Its name.
+            content: Of its reply; None if there is none.
+
+        Returns:
+            The label of its cluster.
+
+        Raises:
+            RefusedReplyError: Nobody knows.
+        """
+        if isinstance(self._source, str):
+            label = None if content is None else text_in(content, self._source)
+            if label is None:
+                raise RefusedReplyError(f"it does not report its cluster, {self._source!r}")
+            return label
+        if isinstance(self._source, Mapping):
+            if client not in self._mapping:
+                raise RefusedReplyError(f"the mapping of clusters does not have {client!r}")
+            return self._mapping[client]
+        try:
+            return str(self._source(client))
+        except Exception as error:  # of the user's function; a client may go by any name
+            raise RefusedReplyError(
+                f"the function of clusters fails for {client!r}: {error!r}"
+            ) from error
+
+    def number_of(self, label: str) -> int:
+        """The row of a cluster.
+
+        Args:
+            label: Its label; a new one gets the next row.
+
+        Returns:
+            1 … K.
+        """
+        if label not in self.labels:
+            self.labels.append(label)
+        return self.labels.index(label) + 1
+
+    def cluster_of(self, clients: Iterable[Client], num_clients: int) -> Tensor:  # (N,) int64
+        """The rows of all clients.
+
+        Args:
+            clients: Those that are known.
+            num_clients: N.
+
+        Returns:
+            (N,) int64, 0 for a client that is not known or not placed.
+        """
+        rows = torch.zeros(num_clients, dtype=torch.int64)
+        for client in clients:
+            if client.cluster is not None:
+                rows[client.row] = self.number_of(client.cluster)
+        return rows
+
+
+class ClientRows:
+    """Keeps the table as large as there are clients, and clients in the row of their cluster.
+
+    Args:
+        table: The algorithm's table; None if it has none.
+        clients: The clients known.
+        clusters: Their clusters; None: each client has a row of its own.
+        num_clients: N if fewer clients have turned up.
+    """
+
+    def __init__(
+        self,
+        table: ClientTable | None,
+        clients: KnownClients,
+        clusters: Clusters | None,
+        num_clients: int,
+    ) -> None:
+        self.clients = clients
+        self.clusters = clusters
+        self._table = table
+        self._least = num_clients
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.clients) if self._table is None else self._table.num_clients
+
+    def count(self, num_online: int) -> None:
+        """Makes N the number of those who may be drawn.
+
+        Whoever has a name counts for ever, and a node without one while it is online: a SuperNode
+        that was killed is listed for a while, and must not count once it is not.
+
+        Args:
+            num_online: How many nodes are online.
+        """
+        wanted = max(self._least, num_online, len(self.clients))
+        self.grow(wanted)
+        table = self._table
+        if isinstance(table, ClusteredTable | RowTable) and wanted < table.num_clients:
+            table.drop_clients(table.num_clients - wanted)
+
+    def grow(self, num_clients: int) -> None:
+        """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows.
+
+        Args:
+            num_clients: The least N.
+        """
+        table = self._table
+        if table is None or num_clients <= table.num_clients:
+            return
+        more = num_clients - table.num_clients
+        if isinstance(table, ClusteredTable):
+            table.add_clients(torch.zeros(more, dtype=torch.int64))
+        elif isinstance(table, RowTable):
+            table.add_clients(more)
+
+    def place(self, client: Client, label: str | None) -> None:
+        """Makes sure that a client has its row, and is in its cluster.
+
+        Args:
+            client: The client.
+            label: Its cluster; None if there are none, or if it has not said.
+        """
+        self.grow(client.row + 1)
+        if self.clusters is None or label is None or client.cluster == label:
+            return
+        assert isinstance(self._table, ClusteredTable)
+        number = self.clusters.number_of(label)
+        self._table.move(torch.tensor([client.row]), torch.tensor([number]))
+        self.clients.joined(client, label)

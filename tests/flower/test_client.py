@@ -1,0 +1,61 @@
+"""The helpers that a user may add to a client app."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedvarp.flower import LocalSteps, answer_identity
+
+
+def message(**records: ArrayRecord) -> Message:
+    return Message(RecordDict({**records}), 1, "train")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_are_corrected_and_counted(momentum: float) -> None:
+    """f = sum(w): each gradient is 1, corrected by 2 to 3; without momentum w = -0.1 * 3 * 4."""
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    correction = ArrayRecord({"weight": torch.full((1, 2), 2.0)})
+    steps = LocalSteps(message(correction=correction), model, optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model.weight.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    found = steps.metrics()
+    assert found["num-steps"] == 4
+    walk = found["num-steps"] * found["client-lr"]
+    # The normalised update is the corrected gradient, whatever the momentum.
+    torch.testing.assert_close(-model.weight.data / walk, torch.full((1, 2), 3.0))
+    if not momentum:
+        assert found["client-lr"] == pytest.approx(0.1)
+
+
+def test_without_a_correction_steps_are_only_counted() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    steps = LocalSteps(message(), model, optimizer)
+    before = model.weight.item()
+    model(torch.zeros(1, 1)).sum().backward()
+    optimizer.step()
+    assert model.weight.item() == before
+    assert steps.metrics() == {"num-steps": 1, "client-lr": 0.5}
+
+
+def test_only_the_keys_that_were_named_are_told() -> None:
+    app = ClientApp()
+    answer_identity(app, "hospital")
+    context = Context(
+        run_id=1,
+        node_id=1,
+        node_config={"hospital": "north", "data-path": "/secret"},
+        state=RecordDict(),
+        run_config={},
+    )
+    reply = app(Message(RecordDict(), 1, "query.identity"), context)
+    assert reply.content.config_records["identity"] == {"hospital": "north"}

@@ -1,0 +1,164 @@
+"""The same seed gives the same cohorts whatever the node ids are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvarp.clients.sampling import UniformSampler
+from fedvarp.flower import FedVARP
+from fedvarp.flower.cohort import Candidate, candidates, training_cohort
+from fedvarp.flower.identity import KnownClients
+from flower.in_process import InProcessGrid
+from flower.small_federation import a_grid, an_app, ask, numbered_grid, run, table, w0
+
+
+def cohorts(grid: InProcessGrid, kind: str = "train") -> list[tuple[int, int]]:
+    """(round, partition-id) of everybody who was asked to train, or to evaluate."""
+    return sorted((t, int(grid.nodes[n].config["partition-id"])) for t, n in grid.sent_to(kind))
+
+
+def test_the_same_seed_gives_the_same_cohorts_as_the_simulation() -> None:
+    found = []
+    for seed in (1, 2):
+        grid = a_grid(an_app(), 20, seed)
+        run(FedVARP(clients_per_round=4, seed=5, fraction_evaluate=0), grid, rounds=6)
+        found.append(cohorts(grid))
+    assert found[0] == found[1]
+    sampler = UniformSampler(20, 4, seed=5)
+    expected = [(t + 1, c) for t in range(6) for c in sampler.cohort(t).clients.tolist()]
+    assert found[0] == sorted(expected)
+
+
+def test_the_same_seed_gives_the_same_evaluations() -> None:
+    found = []
+    for seed in (1, 2):
+        grid = a_grid(an_app(), 10, seed)
+        run(FedVARP(clients_per_round=1, seed=5, fraction_evaluate=0.3), grid, rounds=4)
+        found.append(cohorts(grid, "evaluate"))
+    assert found[0] == found[1]
+    assert [t for t, _ in found[0]] == [t for t in (1, 2, 3, 4) for _ in range(3)]
+    assert len({client for _, client in found[0]}) > 3, "not the same ones every time"
+
+
+@given(
+    num_known=st.integers(1, 12),
+    size=st.integers(1, 14),
+    online=st.sets(st.integers(0, 15)),
+    round=st.integers(0, 5),
+)
+def test_cohorts_are_online_distinct_and_as_large_as_can_be(
+    num_known: int, size: int, online: set[int], round: int
+) -> None:
+    clients = KnownClients()
+    for number in range(num_known):
+        clients.meet(str(number), node=number)
+    among = candidates(clients, sorted(online))
+    arguments: dict[str, Any] = {"seed": 0, "round": round}
+    full = training_cohort(among, size, when_offline="replace", **arguments)
+    fewer = training_cohort(among, size, when_offline="fewer", **arguments)
+    assert all(c.node in online for c in full)
+    assert len({c.node for c in full}) == len(full) == min(size, len(online), len(among))
+    assert [c for c in full if c in fewer] == fewer, "replacing adds to those who are online"
+
+
+def test_the_absent_are_replaced_by_anybody_else_equally_often() -> None:
+    """2 of 5, client 0 offline: each of the other four is asked in half of the rounds."""
+    among = [Candidate(i, None if i == 0 else i, str(i)) for i in range(5)]
+    count = torch.zeros(5)
+    for t in range(1500):
+        for c in training_cohort(among, 2, seed=0, round=t, when_offline="replace"):
+            count[int(c.name)] += 1
+    assert count[0] == 0
+    # Standard deviation of a share: (0.25 / 1500) ** 0.5 = 0.013; five of them.
+    assert (count[1:] / 1500 - 0.5).abs().max() < 0.065
+
+
+def test_an_offline_client_is_replaced_or_the_round_has_fewer() -> None:
+    cases: list[tuple[Any, int]] = [("replace", 3), ("fewer", 2)]
+    for when, asked in cases:
+        grid = a_grid(an_app(), 6, seed=0)
+        strategy = FedVARP(clients_per_round=3, seed=0, when_offline=when)
+        strategy.begin(w0())
+        ask(strategy, grid, 1)
+        drawn = UniformSampler(6, 3, seed=0).cohort(1).clients.tolist()
+        gone = strategy.clients.named(str(drawn[0]))
+        assert gone is not None
+        assert gone.node is not None
+        grid.disconnect(gone.node)
+        assert len(ask(strategy, grid, 2)) == asked
+
+
+def test_stock_clients_go_by_their_node_id_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = a_grid(an_app(answers=False), 5, seed=0)
+    strategy = FedVARP(clients_per_round=2, seed=0)
+    run(strategy, grid, rounds=4)
+    assert caplog.text.count("so that they go by their node id") == 1
+    assert caplog.text.count("equally many local") == 1
+    assert len(grid.sent_to("query.identity")) == 1, "one client that cannot answer is enough"
+    assert table(strategy).num_clients == 5, "N is those who may be drawn"
+
+
+def test_nobody_is_asked_for_a_name_if_told_not_to() -> None:
+    grid = a_grid(an_app(), 5, seed=0)
+    run(FedVARP(clients_per_round=2, ask_names=False), grid, rounds=2)
+    assert grid.sent_to("query.identity") == []
+
+
+def test_a_node_that_comes_back_after_its_client_went_elsewhere_is_asked_again() -> None:
+    grid = numbered_grid(an_app(), 1)
+    strategy = FedVARP(seed=0)
+    strategy.begin(w0())
+    ask(strategy, grid, 1)
+    grid.disconnect(100)
+    grid.connect(999, {"partition-id": 0})
+    ask(strategy, grid, 2)
+    grid.connect(100, {"partition-id": 1})
+    ask(strategy, grid, 3)
+    found = {client.name: client.node for client in strategy.clients}
+    assert found == {"0": 999, "1": 100}
+
+
+def test_names_by_supernode_key_are_known_at_once() -> None:
+    grid = InProcessGrid(an_app(answers=False))
+    for node in range(4):
+        grid.connect(50 + node, {"partition-id": node}, public_key=bytes([node]))
+    strategy = FedVARP(identity="supernode-key", clients_per_round=2, seed=0)
+    run(strategy, grid, rounds=2)
+    assert len(strategy.clients) == 4
+    assert all(client.name.startswith("key ") for client in strategy.clients)
+    assert grid.sent_to("query.identity") == []
+
+
+def test_a_round_without_anybody_is_counted_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = InProcessGrid(an_app())
+    strategy = FedVARP(clients_per_round=2)
+    result = strategy.start(grid, w0(), num_rounds=2, timeout=0.05)
+    assert strategy.server.round == 2
+    assert result.train_metrics_clientapp == {}
+    assert "0 of 2 nodes are online; going on with them" in caplog.text
+
+
+def test_a_round_waits_for_a_whole_cohort_only_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Later on, a client that is gone for good must not hold up every round."""
+    grid = a_grid(an_app(), 3, seed=0)
+
+    def leave(round: int, arrays: ArrayRecord) -> None:
+        if round == 1:
+            grid.disconnect(next(iter(grid.nodes)))
+
+    strategy = FedVARP(clients_per_round=3)
+    strategy.start(grid, w0(), num_rounds=3, timeout=600, evaluate_fn=leave)
+    assert strategy.server.round == 3
+    assert "Waiting for nodes" not in caplog.text

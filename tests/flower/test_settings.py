@@ -1,0 +1,40 @@
+"""Settings that cannot be meant are refused with the way out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fedvarp import ServerMomentum
+from fedvarp.flower import FedVARP
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "num_clients=0 must be at least 1"),
+        ({"clients_per_round": 0}, "clients_per_round=0"),
+        ({"fraction_train": 0.0}, "fraction_train=0.0"),
+        ({"fraction_evaluate": 1.5}, "fraction_evaluate=1.5"),
+        ({"client_lr": math.nan}, "client_lr=nan"),
+        ({"server_lr": 0.0}, "server_lr=0.0"),
+        ({"server_lr": math.inf}, "server_lr=inf"),
+        ({"client_lr": math.inf}, "client_lr=inf"),
+        ({"min_available_nodes": 0}, "min_available_nodes=0"),
+        ({"where": "tape"}, "'memory' or 'disk'"),
+        ({"where": "disk"}, "give checkpoint="),
+        ({"codec": "int4"}, "No codec"),
+        ({"identity": ""}, "identity=''"),
+        ({"when_offline": "wait"}, "'replace' or 'fewer'"),
+        ({"min_replies": 0}, "min_replies=0"),
+        ({"min_replies": 3, "clients_per_round": 2}, "can never be reached"),
+        ({"late_replies": -1}, "late_replies=-1"),
+        ({"max_update_norm": 0.0}, "max_update_norm=0.0"),
+        ({"server_lr": 0.5, "server_optimizer": ServerMomentum()}, "not both"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedVARP(**settings)
