@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedvarp.analysis import as_csv, as_json, as_text, compare, group_runs, read_runs
+from fedvarp.analysis import compare, formatted, group_runs, read_runs
 from fedvarp.analysis.styles import LOOKS, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_bytes, in_seconds
@@ -149,7 +149,7 @@ def test_the_accuracy_of_the_last_evaluations(two_algorithms: Path, tmp_path: Pa
     assert fedvarp.late_accuracy is not None
     assert fedavg.late_accuracy.per_seed == pytest.approx((0.6, 0.4))
     assert fedvarp.late_accuracy.per_seed == pytest.approx((1.9 / 3, 0.8))
-    (line, _) = csv.DictReader(as_csv(compare([two_algorithms], smooth=3)).splitlines())
+    (line, _) = csv.DictReader(formatted(compare([two_algorithms], smooth=3), "csv").splitlines())
     assert float(line["late_accuracy_mean"]) == pytest.approx(0.5)
     (row,) = compare([write_run(tmp_path / "short", [0.1, 0.2])], smooth=3).rows
     assert row.late_accuracy is None
@@ -159,8 +159,8 @@ def test_a_target_that_is_never_reached(two_algorithms: Path) -> None:
     comparison = compare([two_algorithms], target=0.99)
     assert all(row.first is not None and row.first.count == 0 for row in comparison.rows)
     assert all(row.first_speed_up is None for row in comparison.rows)
-    assert as_text(comparison).count("not reached") == 4  # two groups by two rules
-    halfway = as_text(compare([two_algorithms], target=0.6))
+    assert formatted(comparison).count("not reached") == 4  # two groups by two rules
+    halfway = formatted(compare([two_algorithms], target=0.6))
     assert "only 1 of 2 seeds" in halfway
 
 
@@ -182,10 +182,10 @@ def test_tasks_without_classes_count_rounds_to_a_loss(tmp_path: Path) -> None:
     comparison = compare([tmp_path], target_loss=2.0, smooth=2)
     first = [row.first for row in comparison.rows]
     assert [reached.rounds for reached in first if reached] == [(20,), (10,)]
-    assert "To training loss 2" in as_text(comparison)
+    assert "To training loss 2" in formatted(comparison)
     plain = compare([tmp_path])
     assert plain.target is None
-    assert "accuracy" not in as_text(plain)  # neither a column nor a note
+    assert "accuracy" not in formatted(plain)  # neither a column nor a note
     with pytest.raises(RunError, match=r"no test accuracy.*target-loss"):
         compare([tmp_path], target=0.5)
 
@@ -203,8 +203,8 @@ def test_a_diverged_run_is_not_finite_rather_than_good(tmp_path: Path) -> None:
     (row,) = comparison.rows
     assert row.train_loss is not None
     assert math.isnan(row.train_loss.mean)
-    assert "not finite" in as_text(comparison)
-    assert json.loads(as_json(comparison))["groups"][0]["train_loss"]["mean"] is None
+    assert "not finite" in formatted(comparison)
+    assert json.loads(formatted(comparison, "json"))["groups"][0]["train_loss"]["mean"] is None
     aimed = compare([tmp_path], target_loss=1.0).rows[0].first
     assert aimed is not None
     assert aimed.rounds == (10,)
@@ -389,7 +389,7 @@ def test_a_run_without_a_round_is_left_out_and_said_so(tmp_path: Path) -> None:
 def test_unfinished_runs_are_marked(tmp_path: Path) -> None:
     write_run(tmp_path / "x", [0.1, 0.2], settings={"rounds": 500})
     comparison = compare([tmp_path])
-    assert "FedVARP *" in as_text(comparison)
+    assert "FedVARP *" in formatted(comparison)
     assert any("round 10 of 500" in note for note in comparison.notes)
     # One that was told to stop at an accuracy, and did, is finished.
     stopped = {"rounds": 500, "target_accuracy": 0.2}
@@ -425,8 +425,8 @@ def test_runs_without_timings_have_no_wall_time(tmp_path: Path) -> None:
 
 def test_csv_and_json_agree_with_the_rows(two_algorithms: Path) -> None:
     comparison = compare([two_algorithms], target=0.5, smooth=2)
-    lines = list(csv.DictReader(io.StringIO(as_csv(comparison))))
-    objects = json.loads(as_json(comparison))["groups"]
+    lines = list(csv.DictReader(io.StringIO(formatted(comparison, "csv"))))
+    objects = json.loads(formatted(comparison, "json"))["groups"]
     assert [line["algorithm"] for line in lines] == ["fedavg", "fedvarp"]
     for line, described, row in zip(lines, objects, comparison.rows, strict=True):
         assert row.final_accuracy is not None
@@ -443,11 +443,11 @@ def test_csv_and_json_agree_with_the_rows(two_algorithms: Path) -> None:
 
 def test_text_shows_names_in_brackets_as_they_are(tmp_path: Path) -> None:
     write_run(tmp_path / "x", [0.1, 0.2], algorithm="[bold]mine[/bold]")
-    assert "[bold]mine[/bold]" in as_text(compare([tmp_path]))
+    assert "[bold]mine[/bold]" in formatted(compare([tmp_path]))
 
 
 def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
-    lines = as_text(compare([two_algorithms], target=0.5, smooth=2)).splitlines()
+    lines = formatted(compare([two_algorithms], target=0.5, smooth=2)).splitlines()
     assert lines[0] == "To 50 % test accuracy"
     found = [" ".join(line.split()) for line in lines]
     assert "FedAvg 40 1.00× only 1 of 2 seeds – 12 kB" in found
@@ -468,13 +468,13 @@ def test_rates_of_the_papers_grid_are_powers_of_ten(tmp_path: Path) -> None:
 
 def test_a_single_seed_needs_no_table_of_seeds(tmp_path: Path) -> None:
     write_run(tmp_path / "only", [0.1, 0.2])
-    assert "Seed by seed" not in as_text(compare([tmp_path]))
+    assert "Seed by seed" not in formatted(compare([tmp_path]))
 
 
 def test_runs_without_an_accuracy_have_a_table_of_seeds_too(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path / str(seed), train_loss=[3.0, 2.0, 1.0], seed=seed)
-    found = as_text(compare([tmp_path], target_loss=2.0, smooth=2))
+    found = formatted(compare([tmp_path], target_loss=2.0, smooth=2))
     table = found[found.index("Seed by seed") :]
     assert "10, 10" in table
     assert "accuracy" not in table
@@ -483,7 +483,7 @@ def test_runs_without_an_accuracy_have_a_table_of_seeds_too(tmp_path: Path) -> N
 def test_a_seed_that_diverged_is_named_so_in_the_table_of_seeds(tmp_path: Path) -> None:
     for seed, end in ((0, 0.2), (1, None)):
         write_run(tmp_path / str(seed), [0.1, end], seed=seed)
-    found = as_text(compare([tmp_path], smooth=1))
+    found = formatted(compare([tmp_path], smooth=1))
     assert "20.0, not finite" in found[found.index("Seed by seed") :]
 
 

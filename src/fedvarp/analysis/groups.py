@@ -1,8 +1,7 @@
 """Runs that differ in their seed alone make one group, drawn as one curve with a band.
 
-Settings are of three kinds. Those of *running* (how long, on which machine, which seed) leave the
-mathematics alone and are ignored. Those of the *method* (the algorithm, its rates, its table) are
-what a comparison is about. All others are the *task*, which has to be the same on both sides.
+`setting_kinds` says which settings are of the running, which of the method and which of the task.
+Runs are grouped by method and task; a comparison is of methods on one task.
 """
 
 from __future__ import annotations
@@ -17,23 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvarp.analysis.runs import Floats, Run
+from fedvarp.analysis.setting_kinds import (
+    CLIENT_RATE,
+    is_of_the_method,
+    is_of_the_running,
+    shown_name,
+)
 from fedvarp.analysis.styles import Look, in_order, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.directory import RunError
 
 XAxis = Literal["rounds", "bytes", "time"]
-
-# Names of settings, or of the sections that hold them.
-RUNNING: Final = (
-    "name", "rounds", "target_accuracy", "commit_every", "device", "threads", "trainer",
-    "workers", "compile", "exact", "auto", "states.where", "out",
-)  # fmt: skip
-METHOD: Final = (
-    "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
-    "server_lr", "server_momentum", "server_optimizer", "server_step", "states", "dtype",
-    "cluster_of", "clusters", "recluster_every",
-)  # fmt: skip
+X_AXES: Final[tuple[XAxis, ...]] = ("rounds", "bytes", "time")
+"""What a curve can be drawn against."""
 
 _MOST_DIFFERENCES: Final = 8  # in one error message
 
@@ -62,12 +58,12 @@ class Group:
     @property
     def client_rate(self) -> Any:
         """η_c, or None where the settings do not say."""
-        return self.settings.get("local_sgd.lr", self.settings.get("client_lr"))
+        return self.settings.get(CLIENT_RATE)
 
     @property
     def task(self) -> dict[str, Any]:
-        """What is trained on what, whatever the method: its settings that METHOD does not name."""
-        return {name: v for name, v in self.settings.items() if not _belongs(name, METHOD)}
+        """What is trained on what, whatever the method."""
+        return {name: v for name, v in self.settings.items() if not is_of_the_method(name)}
 
     @property
     def rounds(self) -> NDArray[np.int64]:
@@ -139,11 +135,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for algorithm in in_order(run.algorithm for run in runs):
         mine = [same for same in sets if same[0].algorithm == algorithm]
         settings = [_without_running(same[0].settings, follow_seed) for same in mine]
-        apart = [name for name in _all_names(settings) if _differs(name, settings)]
+        names = _all_names(settings)
+        apart = [name for name in names if _differs(name, settings)]
         order = sorted(range(len(mine)), key=lambda i: [_sortable(settings[i], n) for n in apart])
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
-            what = ", ".join(f"{_short(n)}={_told(settings[i], n)}" for n in apart)
+            what = ", ".join(f"{shown_name(n, names)}={_told(settings[i], n)}" for n in apart)
             label = f"{look.label} ({what})" if what else look.label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
@@ -161,7 +158,7 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
     settings = [_without_running(run.settings, follow_seed) for run in runs]
     differences = []
     for name in _all_names(settings):
-        if _belongs(name, METHOD) or not _differs(name, settings):
+        if is_of_the_method(name) or not _differs(name, settings):
             continue
         values: dict[str, list[Run]] = defaultdict(list)
         for run, mine in zip(runs, settings, strict=True):
@@ -231,12 +228,8 @@ def _without_running(settings: Mapping[str, Any], follow_seed: frozenset[str]) -
     return {
         name: value
         for name, value in settings.items()
-        if not _belongs(name, RUNNING) and name not in follow_seed
+        if not is_of_the_running(name) and name not in follow_seed
     }
-
-
-def _belongs(name: str, kind: Sequence[str]) -> bool:
-    return any(name == known or name.startswith(f"{known}.") for known in kind)
 
 
 def _all_names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -256,10 +249,6 @@ def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
 def _told(settings: Mapping[str, Any], name: str) -> str:
     value = settings.get(name, "unset")
     return in_short(value) if isinstance(value, float) else str(value)
-
-
-def _short(name: str) -> str:
-    return name.split(".")[-1]
 
 
 def _by_seed(run: Run) -> tuple[int, str]:

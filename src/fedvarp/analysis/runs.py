@@ -12,14 +12,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory, RunError, flattened, reached
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
 
-METRICS: Final = ("train_loss", "test_accuracy", "test_loss")
-"""What an evaluation may record, in the order in which figures show it."""
+METRICS: Final = {
+    "train_loss": "Training loss",
+    "test_accuracy": "Test accuracy (%)",
+    "test_loss": "Test loss",
+}
+"""What an evaluation may record, in the order in which figures show it, and its name there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +64,17 @@ class Run:
         return self.settings.get("rounds")
 
     @property
+    def target_accuracy(self) -> float | None:
+        """The accuracy at which it was told to stop, if any."""
+        told: float | None = self.settings.get(
+            TARGET_ACCURACY, self.settings.get("target_accuracy")
+        )
+        return told
+
+    @property
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
-        if reached(self.settings.get("target_accuracy"), self.metrics):
+        if reached(self.target_accuracy, self.metrics):
             return True
         return self.planned_rounds is None or self.last_round >= self.planned_rounds
 

@@ -145,7 +145,7 @@ def common_target(runs: Sequence[Run], window: int) -> Target | None:
     """
     if not all(run.records("test_accuracy") for run in runs):
         return None
-    told = {run.settings.get("target_accuracy") for run in runs}
+    told = {run.target_accuracy for run in runs}
     if len(told) == 1 and (stop_at := told.pop()) is not None:
         return Target("test_accuracy", float(stop_at))
     best = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedvarp.analysis import plots_against
+from fedvarp.analysis.ablation_plots import ablation_figure, plot_against, read_lines
 from fedvarp.runs.directory import RunError
 from some_runs import write_run
 
@@ -18,8 +18,8 @@ pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not instal
 
 def panel(runs: Path, setting: str, **options: Any) -> Any:
     """The only panel of the figure."""
-    lines = plots_against.read_lines([runs], setting, allow_different=False)
-    (axes,) = plots_against.figure(lines, setting, **options).axes
+    lines = read_lines([runs], setting, allow_different=False)
+    (axes,) = ablation_figure(lines, setting, **options).axes
     return axes
 
 
@@ -83,7 +83,7 @@ def test_losses_on_a_logarithmic_axis(tmp_path: Path, log_loss: bool, scale: str
 
 def test_the_same_runs_give_the_same_file(ablation: Path, tmp_path: Path) -> None:
     one, other = (
-        plots_against.plot_against([ablation], "clients_per_round", tmp_path / name)
+        plot_against([ablation], "clients_per_round", tmp_path / name)
         for name in ("one.svg", "other.svg")
     )
     assert one.read_bytes() == other.read_bytes()
@@ -163,8 +163,8 @@ def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: 
     )
     words = [ablation], "clients_per_round", tmp_path / "f.png"
     with pytest.raises(RunError, match=r"data\.alpha"):
-        plots_against.plot_against(*words)
-    plots_against.plot_against(*words, allow_different=True)
+        plot_against(*words)
+    plot_against(*words, allow_different=True)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_setting_that_tells_nothing(
     ablation: Path, tmp_path: Path, setting: str, message: str
 ) -> None:
     with pytest.raises(RunError, match=message):
-        plots_against.plot_against([ablation], setting, tmp_path / "f.png")
+        plot_against([ablation], setting, tmp_path / "f.png")
 
 
 @pytest.mark.parametrize(
