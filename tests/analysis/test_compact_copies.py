@@ -14,12 +14,7 @@ from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume, resumed_settings
 from fedvarp.experiments.sweep import Grid, Sweep
 from fedvarp.runs.directory import RunDirectory, RunError
-from some_runs import digits_runs, write_run
-
-
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_runs(tmp_path_factory.mktemp("runs") / "mine", ["fedavg", "fedvarp"])
+from some_runs import write_run
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
