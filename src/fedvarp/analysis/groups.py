@@ -67,7 +67,11 @@ class Group:
 
     @property
     def rounds(self) -> NDArray[np.int64]:
-        """(E,) rounds at which all seeds were evaluated: the curve ends with the shortest run."""
+        """(E,) rounds at which all seeds were evaluated: the curve ends with the shortest run.
+
+        Raises:
+            RunError: There is no such round.
+        """
         common = set(self.runs[0].rounds.tolist())
         for run in self.runs[1:]:
             common &= set(run.rounds.tolist())
@@ -84,26 +88,42 @@ class Group:
         return len({run.last_round for run in self.runs}) > 1
 
     def records(self, name: str) -> bool:
-        """Whether all its runs measured `name`."""
+        """Tells whether all its runs measured a metric."""
         return all(run.records(name) for run in self.runs)
 
     def values(self, name: str, smooth: int = 1) -> Floats:
-        """(seeds, E) a metric at `rounds`; smoothed over `smooth` evaluations of each run first."""
+        """Returns a metric at `rounds`.
+
+        Args:
+            name: The metric, one of METRICS.
+            smooth: Takes the running mean over as many evaluations of each run first.
+
+        Returns:
+            (seeds, E) the values.
+        """
         return self._at_rounds([running_mean(run.values(name), smooth) for run in self.runs])
 
     def x(self, axis: XAxis) -> Floats | None:
-        """(E,) rounds, or the mean over seeds of bytes sent or seconds gone by at those rounds."""
+        """Returns where evaluations stand on a horizontal axis.
+
+        Args:
+            axis: What the axis shows.
+
+        Returns:
+            (E,) rounds, or the mean over seeds of bytes sent or seconds gone by at those rounds;
+            None where seconds are asked for and were not recorded.
+        """
         if axis == "rounds":
             return self.rounds.astype(np.float64)
         each = self.sent() if axis == "bytes" else self.elapsed()
         return None if each is None else np.mean(each, axis=0)
 
     def sent(self) -> Floats:
-        """(seeds, E) bytes up and down until each of `rounds`."""
+        """Returns the bytes, up and down, until each of `rounds`: (seeds, E)."""
         return self._at_rounds([run.sent for run in self.runs])
 
     def elapsed(self) -> Floats | None:
-        """(seeds, E) seconds until each of `rounds`; None unless all runs were timed."""
+        """Returns the seconds until each of `rounds`: (seeds, E); None unless all were timed."""
         times = [run.elapsed for run in self.runs if run.elapsed is not None]
         return self._at_rounds(times) if len(times) == len(self.runs) else None
 
@@ -118,7 +138,13 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups over seeds, in the order of the paper's legends.
+    """Groups runs over seeds.
+
+    Args:
+        runs: Any runs, of one task or of several.
+
+    Returns:
+        The groups, in the order of the paper's legends, each with its label and look.
 
     Raises:
         RunError: Two runs are the same in all their settings, and the seed too.
@@ -147,12 +173,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
-    """In what the tasks of these runs differ, each with the runs concerned; empty: in nothing.
+    """Finds in what the tasks of some runs differ.
 
     Args:
         runs: To compare.
         same_start: Whether runs with one seed should have begun with one loss: the settings of a
             run made in Python may not tell two models apart.
+
+    Returns:
+        Each difference, with the runs concerned; empty if there is none.
     """
     follow_seed = _seed_settings(runs)
     settings = [_without_running(run.settings, follow_seed) for run in runs]
@@ -168,7 +197,15 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
 
 
 def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None:
-    """Raises RunError, with each difference, unless the runs are of one task."""
+    """Refuses runs of different tasks.
+
+    Args:
+        runs: To compare.
+        same_start: As for `task_differences`.
+
+    Raises:
+        RunError: The runs are not of one task; the message names each difference.
+    """
     if differences := task_differences(runs, same_start):
         # What both sides set says most; a run made in Python and one of a config share few names.
         differences.sort(key=lambda difference: "not set (" in difference)
@@ -200,7 +237,7 @@ def _different_starts(runs: Sequence[Run]) -> list[str]:
 
 
 def setting_differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Each setting in which the groups differ, with its value in every group (None: not set)."""
+    """Returns each setting in which groups differ, with its value in every group; None: unset."""
     settings = [group.settings for group in groups]
     return {
         name: [mine.get(name) for mine in settings]
@@ -210,7 +247,7 @@ def setting_differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
-    """The settings that all groups share."""
+    """Returns the settings that all groups share."""
     settings = [group.settings for group in groups]
     names = [name for name in _all_names(settings) if not _differs(name, settings)]
     return {name: settings[0][name] for name in names}

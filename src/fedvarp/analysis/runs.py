@@ -89,11 +89,18 @@ class Run:
         return np.array([self.metrics[i]["round"] for i in self.evaluated], dtype=np.int64)
 
     def records(self, name: str) -> bool:
-        """Whether its evaluations measured `name`."""
+        """Tells whether its evaluations measured a metric."""
         return any(name in self.metrics[i] for i in self.evaluated)
 
     def values(self, name: str) -> Floats:
-        """(E,) a metric at the evaluated rounds; NaN where it was not finite or not measured."""
+        """Returns a metric at the evaluated rounds.
+
+        Args:
+            name: The metric, one of METRICS.
+
+        Returns:
+            (E,) the values; NaN where it was not finite or not measured.
+        """
         found = [self.metrics[i].get(name) for i in self.evaluated]
         return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
 
@@ -112,7 +119,13 @@ class Run:
 
     @classmethod
     def read(cls, path: AnyPath) -> Run:
-        """The run in that directory.
+        """Reads the run in a directory.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            The run.
 
         Raises:
             RunError: There is none, its files are damaged, or it has not got to an evaluation yet.
@@ -129,7 +142,13 @@ class Run:
 
 
 def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
-    """The run directories among `paths` and below them, each once, in the order given.
+    """Finds runs.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+
+    Returns:
+        The run directories, each once, in the order given.
 
     Raises:
         RunError: One of them does not exist, or holds no run.
@@ -144,7 +163,17 @@ def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
 
 
 def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
-    """All runs among `paths` and below them, and a note about each that is still empty."""
+    """Reads all runs that are found.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+
+    Returns:
+        The runs, and a note about each that is left out because it has no round yet.
+
+    Raises:
+        RunError: There is no run with a round, or one cannot be read.
+    """
     runs: list[Run] = []
     notes: list[str] = []
     for path in find_runs(paths):
@@ -158,7 +187,13 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
 
 
 def runs_at(path: Path) -> list[Path]:
-    """The run directory that `path` is, or those below it.
+    """Finds the run directory that a path is, or those below it.
+
+    Args:
+        path: A directory.
+
+    Returns:
+        Run directories.
 
     Raises:
         RunError: It does not exist, or holds no run.
