@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedvarp.analysis.formats import Grid, text_of
 from fedvarp.analysis.runs import Floats, Run
+from fedvarp.analysis.tables import Table
 
 
 def text(arguments: Sequence[str]) -> str:
@@ -33,7 +33,7 @@ def text(arguments: Sequence[str]) -> str:
     )
     lines = [_line(Run.read(path), told.from_round, told.many) for path in told.runs]
     below = "Accuracy: of an evaluated round, less the mean of the evaluations before and after it."
-    return text_of([Grid("Local steps and dips", header, tuple(lines))], [below])
+    return Table("Local steps and dips", header, lines, [below]).text()
 
 
 def _line(run: Run, first: int, many: float) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from fedvarp.analysis import Comparison, Run, compare
 from fedvarp.analysis.comparison import BASELINE
-from fedvarp.analysis.formats import Grid, text_of
 from fedvarp.analysis.runs import Floats
+from fedvarp.analysis.tables import Table
 from fedvarp.analysis.targets import SpeedUp, Target
 
 
@@ -30,10 +30,10 @@ def text(arguments: Sequence[str]) -> str:
     told = parser.parse_args(arguments)
     targets = [float(one) for one in told.targets.split(",")]
     compared = {one: compare(told.runs, target=one, smooth=told.smooth) for one in targets}
-    return text_of([_by_target(compared), _by_seed(compared[targets[-1]])])
+    return _by_target(compared).text() + _by_seed(compared[targets[-1]]).text()
 
 
-def _by_target(compared: dict[float, Comparison]) -> Grid:
+def _by_target(compared: dict[float, Comparison]) -> Table:
     some = next(iter(compared.values()))
     shown = [row.group.label for row in some.rows if row.group.algorithm != BASELINE]
     header = ("algorithm", *(f"{100 * t:g} %, {rule}" for t in compared for rule in _rules(some)))
@@ -42,7 +42,7 @@ def _by_target(compared: dict[float, Comparison]) -> Grid:
         row_at = [next(r for r in one.rows if r.group.label == label) for one in compared.values()]
         cells = [cell for r in row_at for cell in (r.first_speed_up, r.smoothed_speed_up)]
         lines.append((label, *map(_times, cells)))
-    return Grid("Speed-up over the quickest FedAvg, by target and rule", header, tuple(lines))
+    return Table("Speed-up over the quickest FedAvg, by target and rule", header, lines)
 
 
 def _rules(comparison: Comparison) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def _times(one: SpeedUp | None) -> str:
     return "–" if one is None else f"{'> ' if one.is_lower_bound else ''}{one.factor:.2f}"
 
 
-def _by_seed(comparison: Comparison) -> Grid:
+def _by_seed(comparison: Comparison) -> Table:
     """Each algorithm beside the FedAvg that ends best, over the seeds that it has too."""
     assert comparison.target is not None
     smooth, aim = comparison.smooth, 100 * comparison.target.value
@@ -85,7 +85,7 @@ def _by_seed(comparison: Comparison) -> Grid:
         f"last {smooth} evaluations, minus FedAvg's (points)",
         "evaluations, above FedAvg's (%)",
     )
-    return Grid(f"Seed by seed, beside {best.group.label}", header, tuple(lines))
+    return Table(f"Seed by seed, beside {best.group.label}", header, lines)
 
 
 def _accuracy(run: Run) -> Floats:

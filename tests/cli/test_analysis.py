@@ -11,13 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedvarp.cli import analysis as cli_looking
+from fedvarp.cli.analysis import register
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
 
 app = typer.Typer()
-cli_looking.register(app)
+register(app)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def type_(*words: object) -> str:
     return result.output
 
 
-def test_compare_prints_text_csv_and_json(real_runs: Path) -> None:
+def test_compare_prints_all_its_formats(real_runs: Path) -> None:
     text = type_("compare", real_runs, "--target", "0.5", "--smooth", "2")
     assert text.startswith("To 50 % test accuracy\n")
     assert "mean of 2" in text
@@ -39,6 +39,8 @@ def test_compare_prints_text_csv_and_json(real_runs: Path) -> None:
     assert [line["group"] for line in lines] == ["FedAvg", "FedVARP"]
     words = ("compare", real_runs, "--target-loss", "1.5", "--format", "json")
     assert json.loads(type_(*words))["target"] == {"metric": "train_loss", "value": 1.5}
+    assert "| FedVARP |" in type_("compare", real_runs, "--format", "markdown")
+    assert "<td>" in type_("compare", real_runs, "--format", "html")
 
 
 def test_plot_and_report_say_where_the_file_is(real_runs: Path, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fedvarp.analysis import read_runs
+from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
+from fedvarp.analysis.styles import CAUSES
 from fedvarp.diagnosis.advice import advice, shares
-from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME, Diagnosis, diagnose, write_json
-from fedvarp.diagnosis.text import as_text, grids
+from fedvarp.diagnosis.diagnose import Diagnosis, diagnose, write_json
+from fedvarp.diagnosis.text import as_text, tables
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.runs.errors import RunError
@@ -163,8 +165,8 @@ def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagno
 
 
 def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) -> None:
-    write_json(found, ["Do this."], tmp_path / FILE_NAME)
-    kept = json.loads((tmp_path / FILE_NAME).read_text())
+    write_json(found, ["Do this."], tmp_path / DIAGNOSIS_FILE)
+    kept = json.loads((tmp_path / DIAGNOSIS_FILE).read_text())
     assert kept["advice"] == ["Do this."]
     assert kept["measured"]["sigma_g2"]["value"] == found.measured.sigma_g2.value
     assert kept["step_errors"]["fedavg"]["total"] == found.step_errors["fedavg"].total
@@ -258,7 +260,7 @@ def test_tables_show_every_number(found: Diagnosis) -> None:
     for what in ("σ_g²", "FedVARP", "ClusterFedVARP", "- Advice.", "all 20 clients", "95%"):
         assert what in text
     assert max(map(len, text.splitlines())) <= 100
-    titles = [grid.title for grid in grids(found)]
+    titles = [table.title for table in tables(found)]
     assert sum("Bounds" in title for title in titles) == (
         2 if found.client_lr > found.smallest_allowed_lr else 1
     )
@@ -303,7 +305,7 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
     from fedvarp.analysis.report import write_report
 
-    file = run / FILE_NAME
+    file = run / DIAGNOSIS_FILE
     file.unlink(missing_ok=True)
     before = write_report([run], tmp_path / "before.html").read_text()
     assert "What holds training back" not in before

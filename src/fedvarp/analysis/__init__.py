@@ -1,31 +1,15 @@
-"""Looking at finished runs: which got where, how soon, and at what cost.
+"""Looking at finished runs: which got where, how soon, and at what cost. Nothing here needs torch.
 
-runs      what lies on disk, as arrays
-groups    runs that differ in the seed alone, and what may differ at all
-targets   the two rules for when a target is reached
-table     the comparison, a row for each group
-formats   the comparison as text, CSV and JSON
-compact   small copies of runs, of which all of this can be made
-looks     each algorithm's name, colour, dash and marker
-units     numbers as people read them
+- `runs`, `groups`: what lies on disk as arrays; runs that differ in the seed alone.
+- `setting_kinds`: which settings may differ in a comparison, and what they are called.
+- `targets`, `comparison`, `comparison_tables`: when a target is reached; the figures; on paper.
+- `tables`: one table, written as text, Markdown, CSV, JSON or HTML.
+- `curve_plots`, `ablation_plots`, `figures`: the paper's figures, and what they have in common.
+- `report`: one HTML page about some runs.
+- `compact_copies`: small copies of runs, of which all of this can be made.
+- `styles`, `units`: what algorithms are called and look like; numbers as people read them.
 """
 
-from fedvarp.analysis.compact import compact
-from fedvarp.analysis.comparison import Comparison, Row, compare
-from fedvarp.analysis.formats import as_csv, as_json, as_text
-from fedvarp.analysis.groups import Group, group_runs
-from fedvarp.analysis.runs import Run, read_runs
+import lazy_loader
 
-__all__ = [
-    "Comparison",
-    "Group",
-    "Row",
-    "Run",
-    "as_csv",
-    "as_json",
-    "as_text",
-    "compact",
-    "compare",
-    "group_runs",
-    "read_runs",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,18 +19,22 @@ DEFAULT_SMOOTH: Final = 5
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over the seeds; NaN where a run diverged."""
+    """A figure of a group of runs.
+
+    Attributes:
+        per_seed: One number for each seed; NaN where a run diverged.
+    """
 
     per_seed: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return float(np.mean(self.per_seed))
 
     @property
     def std(self) -> float | None:
-        """Of the sample, with n − 1; None for a single seed."""
+        """The standard deviation of the sample, with n − 1; None for a single seed."""
         return float(np.std(self.per_seed, ddof=1)) if len(self.per_seed) > 1 else None
 
 
@@ -73,13 +77,20 @@ class Row:
 
     @property
     def unfinished(self) -> list[Run]:
-        """Those of its runs that did not get to their last round."""
+        """The runs that did not get to their last round."""
         return [run for run in self.group.runs if not run.finished]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Rows in the order of the paper's legends, and what a reader has to know about them."""
+    """What runs achieved beside each other.
+
+    Attributes:
+        rows: One for each group of runs, in the order of the paper's legends.
+        target: What rounds are counted to; None without a target.
+        smooth: Evaluations in the running mean of the second rule.
+        notes: What a reader has to know about these runs, in sentences.
+    """
 
     rows: Sequence[Row]
     target: Target | None
@@ -111,8 +122,12 @@ def compare(
         smooth: Evaluations in the running mean of the second rule.
         allow_different: Compares runs of different tasks too, and says in what they differ.
 
+    Returns:
+        The figures of each group, and notes.
+
     Raises:
-        RunError: There is no run, or the runs are of different tasks.
+        RunError: There is no run, the runs are of different tasks, or the target cannot be reached
+            by any run: it is no accuracy, or was not recorded.
     """
     runs, notes = read_runs(paths)
     if not allow_different:

@@ -1,8 +1,7 @@
 """Runs that differ in their seed alone make one group, drawn as one curve with a band.
 
-Settings are of three kinds. Those of *running* (how long, on which machine, which seed) leave the
-mathematics alone and are ignored. Those of the *method* (the algorithm, its rates, its table) are
-what a comparison is about. All others are the *task*, which has to be the same on both sides.
+`setting_kinds` says which settings are of the running, which of the method and which of the task.
+Runs are grouped by method and task; a comparison is of methods on one task.
 """
 
 from __future__ import annotations
@@ -17,23 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvarp.analysis.runs import Floats, Run
+from fedvarp.analysis.setting_kinds import (
+    CLIENT_RATE,
+    is_of_the_method,
+    is_of_the_running,
+    shown_name,
+)
 from fedvarp.analysis.styles import Look, in_order, look_of
 from fedvarp.analysis.targets import running_mean
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
 
 XAxis = Literal["rounds", "bytes", "time"]
-
-# Names of settings, or of the sections that hold them.
-RUNNING: Final = (
-    "name", "rounds", "target_accuracy", "commit_every", "device", "threads", "trainer",
-    "workers", "compile", "exact", "auto", "states.where", "out",
-)  # fmt: skip
-METHOD: Final = (
-    "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
-    "server_lr", "server_momentum", "server_optimizer", "server_step", "states", "dtype",
-    "cluster_of", "clusters", "recluster_every",
-)  # fmt: skip
+X_AXES: Final[tuple[XAxis, ...]] = ("rounds", "bytes", "time")
+"""What a curve can be drawn against."""
 
 _MOST_DIFFERENCES: Final = 8  # in one error message
 
@@ -62,16 +58,20 @@ class Group:
     @property
     def client_rate(self) -> Any:
         """η_c, or None where the settings do not say."""
-        return self.settings.get("local_sgd.lr", self.settings.get("client_lr"))
+        return self.settings.get(CLIENT_RATE)
 
     @property
     def task(self) -> dict[str, Any]:
-        """What is trained on what, whatever the method: its settings that METHOD does not name."""
-        return {name: v for name, v in self.settings.items() if not _belongs(name, METHOD)}
+        """What is trained on what, whatever the method."""
+        return {name: v for name, v in self.settings.items() if not is_of_the_method(name)}
 
     @property
     def rounds(self) -> NDArray[np.int64]:
-        """(E,) rounds at which all seeds were evaluated: the curve ends with the shortest run."""
+        """(E,) rounds at which all seeds were evaluated: the curve ends with the shortest run.
+
+        Raises:
+            RunError: There is no such round.
+        """
         common = set(self.runs[0].rounds.tolist())
         for run in self.runs[1:]:
             common &= set(run.rounds.tolist())
@@ -88,26 +88,42 @@ class Group:
         return len({run.last_round for run in self.runs}) > 1
 
     def records(self, name: str) -> bool:
-        """Whether all its runs measured `name`."""
+        """Tells whether all its runs measured a metric."""
         return all(run.records(name) for run in self.runs)
 
     def values(self, name: str, smooth: int = 1) -> Floats:
-        """(seeds, E) a metric at `rounds`; smoothed over `smooth` evaluations of each run first."""
+        """Returns a metric at `rounds`.
+
+        Args:
+            name: The metric, one of METRICS.
+            smooth: Takes the running mean over as many evaluations of each run first.
+
+        Returns:
+            (seeds, E) the values.
+        """
         return self._at_rounds([running_mean(run.values(name), smooth) for run in self.runs])
 
     def x(self, axis: XAxis) -> Floats | None:
-        """(E,) rounds, or the mean over seeds of bytes sent or seconds gone by at those rounds."""
+        """Returns where evaluations stand on a horizontal axis.
+
+        Args:
+            axis: What the axis shows.
+
+        Returns:
+            (E,) rounds, or the mean over seeds of bytes sent or seconds gone by at those rounds;
+            None where seconds are asked for and were not recorded.
+        """
         if axis == "rounds":
             return self.rounds.astype(np.float64)
         each = self.sent() if axis == "bytes" else self.elapsed()
         return None if each is None else np.mean(each, axis=0)
 
     def sent(self) -> Floats:
-        """(seeds, E) bytes up and down until each of `rounds`."""
+        """Returns the bytes, up and down, until each of `rounds`: (seeds, E)."""
         return self._at_rounds([run.sent for run in self.runs])
 
     def elapsed(self) -> Floats | None:
-        """(seeds, E) seconds until each of `rounds`; None unless all runs were timed."""
+        """Returns the seconds until each of `rounds`: (seeds, E); None unless all were timed."""
         times = [run.elapsed for run in self.runs if run.elapsed is not None]
         return self._at_rounds(times) if len(times) == len(self.runs) else None
 
@@ -122,7 +138,13 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups over seeds, in the order of the paper's legends.
+    """Groups runs over seeds.
+
+    Args:
+        runs: Any runs, of one task or of several.
+
+    Returns:
+        The groups, in the order of the paper's legends, each with its label and look.
 
     Raises:
         RunError: Two runs are the same in all their settings, and the seed too.
@@ -139,29 +161,33 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for algorithm in in_order(run.algorithm for run in runs):
         mine = [same for same in sets if same[0].algorithm == algorithm]
         settings = [_without_running(same[0].settings, follow_seed) for same in mine]
-        apart = [name for name in _all_names(settings) if _differs(name, settings)]
+        names = _all_names(settings)
+        apart = [name for name in names if _differs(name, settings)]
         order = sorted(range(len(mine)), key=lambda i: [_sortable(settings[i], n) for n in apart])
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
-            what = ", ".join(f"{_short(n)}={_told(settings[i], n)}" for n in apart)
+            what = ", ".join(f"{shown_name(n, names)}={_told(settings[i], n)}" for n in apart)
             label = f"{look.label} ({what})" if what else look.label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
 
 
 def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
-    """In what the tasks of these runs differ, each with the runs concerned; empty: in nothing.
+    """Finds in what the tasks of some runs differ.
 
     Args:
         runs: To compare.
         same_start: Whether runs with one seed should have begun with one loss: the settings of a
             run made in Python may not tell two models apart.
+
+    Returns:
+        Each difference, with the runs concerned; empty if there is none.
     """
     follow_seed = _seed_settings(runs)
     settings = [_without_running(run.settings, follow_seed) for run in runs]
     differences = []
     for name in _all_names(settings):
-        if _belongs(name, METHOD) or not _differs(name, settings):
+        if is_of_the_method(name) or not _differs(name, settings):
             continue
         values: dict[str, list[Run]] = defaultdict(list)
         for run, mine in zip(runs, settings, strict=True):
@@ -171,7 +197,15 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
 
 
 def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None:
-    """Raises RunError, with each difference, unless the runs are of one task."""
+    """Refuses runs of different tasks.
+
+    Args:
+        runs: To compare.
+        same_start: As for `task_differences`.
+
+    Raises:
+        RunError: The runs are not of one task; the message names each difference.
+    """
     if differences := task_differences(runs, same_start):
         # What both sides set says most; a run made in Python and one of a config share few names.
         differences.sort(key=lambda difference: "not set (" in difference)
@@ -203,7 +237,7 @@ def _different_starts(runs: Sequence[Run]) -> list[str]:
 
 
 def setting_differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Each setting in which the groups differ, with its value in every group (None: not set)."""
+    """Returns each setting in which groups differ, with its value in every group; None: unset."""
     settings = [group.settings for group in groups]
     return {
         name: [mine.get(name) for mine in settings]
@@ -213,7 +247,7 @@ def setting_differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
 
 
 def common_settings(groups: Sequence[Group]) -> dict[str, Any]:
-    """The settings that all groups share."""
+    """Returns the settings that all groups share."""
     settings = [group.settings for group in groups]
     names = [name for name in _all_names(settings) if not _differs(name, settings)]
     return {name: settings[0][name] for name in names}
@@ -231,12 +265,8 @@ def _without_running(settings: Mapping[str, Any], follow_seed: frozenset[str]) -
     return {
         name: value
         for name, value in settings.items()
-        if not _belongs(name, RUNNING) and name not in follow_seed
+        if not is_of_the_running(name) and name not in follow_seed
     }
-
-
-def _belongs(name: str, kind: Sequence[str]) -> bool:
-    return any(name == known or name.startswith(f"{known}.") for known in kind)
 
 
 def _all_names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -256,10 +286,6 @@ def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
 def _told(settings: Mapping[str, Any], name: str) -> str:
     value = settings.get(name, "unset")
     return in_short(value) if isinstance(value, float) else str(value)
-
-
-def _short(name: str) -> str:
-    return name.split(".")[-1]
 
 
 def _by_seed(run: Run) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import ending
@@ -21,8 +22,12 @@ Record = dict[str, Any]
 Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
 
-METRICS: Final = ("train_loss", "test_accuracy", "test_loss")
-"""What an evaluation may record, in the order in which figures show it."""
+METRICS: Final = {
+    "train_loss": "Training loss",
+    "test_accuracy": "Test accuracy (%)",
+    "test_loss": "Test loss",
+}
+"""What an evaluation may record, in the order in which figures show it, and its name there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +67,14 @@ class Run:
         return self.settings.get("rounds")
 
     @property
+    def target_accuracy(self) -> float | None:
+        """The accuracy at which it was told to stop, if any."""
+        told: float | None = self.settings.get(
+            TARGET_ACCURACY, self.settings.get("target_accuracy")
+        )
+        return told
+
+    @property
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
         return ending(self.settings, self.metrics) is not None
@@ -77,11 +90,18 @@ class Run:
         return np.array([self.metrics[i]["round"] for i in self.evaluated], dtype=np.int64)
 
     def records(self, name: str) -> bool:
-        """Whether its evaluations measured `name`."""
+        """Tells whether its evaluations measured a metric."""
         return any(name in self.metrics[i] for i in self.evaluated)
 
     def values(self, name: str) -> Floats:
-        """(E,) a metric at the evaluated rounds; NaN where it was not finite or not measured."""
+        """Returns a metric at the evaluated rounds.
+
+        Args:
+            name: The metric, one of METRICS.
+
+        Returns:
+            (E,) the values; NaN where it was not finite or not measured.
+        """
         found = [self.metrics[i].get(name) for i in self.evaluated]
         return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
 
@@ -100,7 +120,13 @@ class Run:
 
     @classmethod
     def read(cls, path: AnyPath) -> Run:
-        """The run in that directory.
+        """Reads the run in a directory.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            The run.
 
         Raises:
             RunError: There is none, its files are damaged, or it has not got to an evaluation yet.
@@ -117,7 +143,13 @@ class Run:
 
 
 def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
-    """The run directories among `paths` and below them, each once, in the order given.
+    """Finds runs.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+
+    Returns:
+        The run directories, each once, in the order given.
 
     Raises:
         RunError: One of them does not exist, or holds no run.
@@ -132,7 +164,17 @@ def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
 
 
 def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
-    """All runs among `paths` and below them, and a note about each that is still empty."""
+    """Reads all runs that are found.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+
+    Returns:
+        The runs, and a note about each that is left out because it has no round yet.
+
+    Raises:
+        RunError: There is no run with a round, or one cannot be read.
+    """
     runs: list[Run] = []
     notes: list[str] = []
     for path in find_runs(paths):
@@ -146,7 +188,13 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
 
 
 def runs_at(path: Path) -> list[Path]:
-    """The run directory that `path` is, or those below it.
+    """Finds the run directory that a path is, or those below it.
+
+    Args:
+        path: A directory.
+
+    Returns:
+        Run directories.
 
     Raises:
         RunError: It does not exist, or holds no run.

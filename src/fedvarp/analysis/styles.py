@@ -1,4 +1,4 @@
-"""What each algorithm is called and looks like, in every table, figure and report.
+"""What algorithms and errors are called and look like, in every table, figure and report.
 
 The colours are those of Okabe and Ito, which the colour-blind can tell apart; dashes and markers
 differ as well, so that a figure survives a black-and-white printer.
@@ -49,8 +49,40 @@ _MARKERS: Final[tuple[Marker, ...]] = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Cause:
+    """How the part of an error that has one cause is drawn.
+
+    Attributes:
+        label: What the cause is called in print.
+        colour: As #RRGGBB.
+        hatch: For black-and-white printers, in the letters of matplotlib.
+    """
+
+    label: str
+    colour: str
+    hatch: str
+
+
+CAUSES: Final = {
+    "stochastic_gradient": Cause("mini-batches", "#56B4E9", ""),
+    "partial_participation": Cause("partial participation", "#D55E00", "//"),
+    "client_drift": Cause("client drift", "#009E73", ".."),
+}
+"""The three errors of the paper's floor, by their names in diagnosis.json."""
+
+
+def with_rows(label: str) -> str:
+    """What to call an algorithm whose error was measured with the rows of a run, however old.
+
+    >>> with_rows("FedVARP")
+    'FedVARP, its rows'
+    """
+    return f"{label}, its rows"
+
+
 def in_order(algorithms: Iterable[str]) -> list[str]:
-    """The paper's algorithms in its order, then all others by name.
+    """Sorts algorithms: the paper's in its order, then all others by name.
 
     >>> in_order({"mine", "fedvarp", "fedavg"})
     ['fedavg', 'fedvarp', 'mine']
@@ -60,7 +92,7 @@ def in_order(algorithms: Iterable[str]) -> list[str]:
 
 
 def look_of(algorithm: str, variant: int = 0) -> Look:
-    """The look of an algorithm; of one that is not the paper's it depends on the name alone.
+    """Returns the look of an algorithm; if it is not the paper's, the name alone decides.
 
     Args:
         algorithm: Its name in the settings.

@@ -39,7 +39,14 @@ class Target:
         return f"{'training' if self.metric == 'train_loss' else 'test'} loss {self.value:g}"
 
     def met(self, values: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Where `values` are good enough, but for rounding; NaN never is."""
+        """Tells where values are good enough, but for rounding; NaN never is.
+
+        Args:
+            values: (E,) the metric at some evaluations.
+
+        Returns:
+            (E,) whether each is good enough.
+        """
         # The mean of three times 0.7 is 0.6999999999999998, and should meet 0.7.
         if self.metric == "test_accuracy":
             return values >= self.value - _ROUNDING
@@ -61,7 +68,11 @@ class Reached:
     lasted: tuple[int, ...]
 
     def of(self, wanted: Sequence[bool]) -> Reached:
-        """The same for some of the runs."""
+        """Returns the same for some of the runs.
+
+        Args:
+            wanted: For each run, whether to keep it.
+        """
         return Reached(
             tuple(itertools.compress(self.rounds, wanted)),
             tuple(itertools.compress(self.sent, wanted)),
@@ -70,22 +81,22 @@ class Reached:
 
     @property
     def count(self) -> int:
-        """How many did."""
+        """How many runs reached the target."""
         return sum(round is not None for round in self.rounds)
 
     @property
     def mean_rounds(self) -> float | None:
-        """Over the seeds; None unless all of them did, for a mean of the lucky ones misleads."""
+        """The mean over seeds; None unless all got there, as a mean of the lucky ones misleads."""
         return _mean_of_all(self.rounds)
 
     @property
     def mean_sent(self) -> float | None:
-        """Over the seeds; None unless all of them did."""
+        """The mean over seeds of the bytes until then; None unless all got there."""
         return _mean_of_all(self.sent)
 
     @property
     def at_least_rounds(self) -> float:
-        """The mean, where those that never did count as long as they lasted: a lower bound."""
+        """A lower bound on the mean: runs that never got there count as long as they lasted."""
         waits = zip(self.rounds, self.lasted, strict=True)
         return float(np.mean([lasted if round is None else round for round, lasted in waits]))
 
@@ -104,7 +115,15 @@ class SpeedUp:
 
     @classmethod
     def over(cls, baseline: Reached, reached: Reached) -> SpeedUp | None:
-        """None where there is nothing to divide."""
+        """Divides the rounds of the baseline by those of a group.
+
+        Args:
+            baseline: When FedAvg got there.
+            reached: When the group did.
+
+        Returns:
+            The speed-up; None where the group did not get there in every seed, or at round 0.
+        """
         rounds = reached.mean_rounds
         if not rounds:
             return None
@@ -112,7 +131,17 @@ class SpeedUp:
 
 
 def running_mean(values: Floats, window: int) -> Floats:
-    """The mean of the last `window` values at each place; NaN until there are as many.
+    """Takes the mean of the last values at each place.
+
+    Args:
+        values: (E,) numbers.
+        window: How many to take the mean of.
+
+    Returns:
+        (E,) the means; NaN until there are as many values.
+
+    Raises:
+        ValueError: The window is below 1.
 
     >>> running_mean(np.array([1.0, 2.0, 6.0]), 2)
     array([nan, 1.5, 4. ])
@@ -126,7 +155,16 @@ def running_mean(values: Floats, window: int) -> Floats:
 
 
 def when_reached(runs: Sequence[Run], target: Target, window: int = 1) -> Reached:
-    """The first evaluation at which the mean of the last `window` evaluations meets the target."""
+    """Finds the first evaluation at which the mean of the last evaluations meets the target.
+
+    Args:
+        runs: The runs of a group.
+        target: What to reach.
+        window: Evaluations to take the mean of; 1 is the first rule.
+
+    Returns:
+        When each run got there.
+    """
     rounds: list[int | None] = []
     sent: list[float | None] = []
     for run in runs:
@@ -138,14 +176,21 @@ def when_reached(runs: Sequence[Run], target: Target, window: int = 1) -> Reache
 
 
 def common_target(runs: Sequence[Run], window: int) -> Target | None:
-    """An accuracy to compare at when none is asked for.
+    """Finds an accuracy to compare at when none is asked for.
 
     The one at which the runs were told to stop; otherwise the highest multiple of 5 % that every
     run reaches, by both rules where it has enough evaluations for the second.
+
+    Args:
+        runs: All runs of a comparison.
+        window: Evaluations in the running mean of the second rule.
+
+    Returns:
+        The target; None where there is no such accuracy.
     """
     if not all(run.records("test_accuracy") for run in runs):
         return None
-    told = {run.settings.get("target_accuracy") for run in runs}
+    told = {run.target_accuracy for run in runs}
     if len(told) == 1 and (stop_at := told.pop()) is not None:
         return Target("test_accuracy", float(stop_at))
     best = []

@@ -11,7 +11,7 @@ _LONG_NUMBER: Final = 7  # letters that are too many for a label
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """The unit in which `largest` bytes is a number from 1 to 1000, and its size.
+    """Returns the size and the name of the unit in which so many bytes are from 1 to 1000.
 
     >>> byte_unit(2_080_000)
     (1000000.0, 'MB')
@@ -21,7 +21,7 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 
 def in_bytes(number: float) -> str:
-    """In powers of 1000, to three digits.
+    """Writes bytes in powers of 1000, to three digits.
 
     >>> in_bytes(267_800), in_bytes(999), in_bytes(1e6), in_bytes(999_999)
     ('268 kB', '999 B', '1 MB', '1 MB')
@@ -33,7 +33,7 @@ def in_bytes(number: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """As short as it can be said.
+    """Writes a time as short as it can be said.
 
     >>> in_seconds(0.042), in_seconds(9.84), in_seconds(192), in_seconds(3 * 3600 + 240)
     ('0.042 s', '9.8 s', '3 min 12 s', '3 h 04 min')
@@ -52,7 +52,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_percent(mean: float, std: float | None) -> str:
-    """A share as a percentage, with its standard deviation.
+    """Writes a share as a percentage, with its standard deviation if there is one.
 
     >>> in_percent(0.934, 0.0072), in_percent(0.5, None)
     ('93.4 ± 0.7 %', '50.0 %')
@@ -63,7 +63,7 @@ def in_percent(mean: float, std: float | None) -> str:
 
 
 def in_digits(mean: float, std: float | None) -> str:
-    """A number to three digits, its standard deviation to two.
+    """Writes a number to three digits, its standard deviation to two.
 
     >>> in_digits(0.13179, 0.0042), in_digits(123.4, None), in_digits(float("nan"), None)
     ('0.132 ± 0.0042', '123', 'not finite')
@@ -74,7 +74,7 @@ def in_digits(mean: float, std: float | None) -> str:
 
 
 def in_short(number: float) -> str:
-    """A setting as people write it: a rate of the paper's grid is a power of ten.
+    """Writes a setting as people do: a rate of the paper's grid is a power of ten.
 
     >>> in_short(0.1), in_short(10**-1.5), in_short(0.05), in_short(1 / 3)
     ('0.1', '10^-1.5', '0.05', '0.333333')

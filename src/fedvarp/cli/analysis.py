@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,27 +37,22 @@ def compare(
     target: Target = None,
     target_loss: TargetLoss = None,
     smooth: Smooth = 5,
-    format: Annotated[Literal["text", "csv", "json"], typer.Option(help="How to print it.")] = (
-        "text"
-    ),
+    format: Annotated[
+        Literal["text", "markdown", "csv", "json", "html"], typer.Option(help="How to print it.")
+    ] = "text",
     allow_different: AllowDifferent = False,
 ) -> None:
     """Prints who got where, how soon and at what cost, as means over seeds."""
-    from fedvarp import analysis as comparison
+    from fedvarp import analysis
 
-    compared = comparison.compare(
+    compared = analysis.compare(
         runs,
         target=target,
         target_loss=target_loss,
         smooth=smooth,
         allow_different=allow_different,
     )
-    printers = {
-        "text": comparison.as_text,
-        "csv": comparison.as_csv,
-        "json": comparison.as_json,
-    }
-    typer.echo(printers[format](compared), nl=False)
+    typer.echo(analysis.formatted(compared, format), nl=False)
 
 
 def plot(
@@ -82,34 +77,20 @@ def plot(
     allow_different: AllowDifferent = False,
 ) -> None:
     """Draws training loss and test accuracy: the mean over seeds, and a band from low to high."""
-    from fedvarp.analysis import plots
+    from fedvarp import analysis
 
+    if against is not None and x != "rounds":
+        raise typer.BadParameter("either --x or --against: a figure has one horizontal axis")
+    how: dict[str, Any] = {
+        "smooth": smooth,
+        "log_loss": log_loss,
+        "allow_different": allow_different,
+        "on_note": _remark,
+    }
     if against is not None:
-        if x != "rounds":
-            raise typer.BadParameter("either --x or --against: a figure has one horizontal axis")
-        from fedvarp.analysis.plots_against import plot_against
-
-        drawn = plot_against(
-            runs,
-            against,
-            out,
-            smooth=smooth,
-            log_loss=log_loss,
-            allow_different=allow_different,
-            on_note=_remark,
-        )
-        typer.echo(drawn)
-        return
-    file = plots.plot(
-        runs,
-        out,
-        x=x,
-        smooth=smooth,
-        log_loss=log_loss,
-        allow_different=allow_different,
-        on_note=_remark,
-    )
-    typer.echo(file)
+        typer.echo(analysis.plot_against(runs, against, out, **how))
+    else:
+        typer.echo(analysis.plot(runs, out, x=x, **how))
 
 
 def _remark(note: str) -> None:
@@ -126,9 +107,9 @@ def report(
     allow_different: AllowDifferent = False,
 ) -> None:
     """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings."""
-    from fedvarp.analysis.report import write_report
+    from fedvarp import analysis
 
-    file = write_report(
+    file = analysis.write_report(
         runs,
         out,
         title=title,
@@ -145,7 +126,7 @@ def compact(
     out: Annotated[Path, typer.Option(help="Directory of the copies.")],
 ) -> None:
     """Copies runs without their models, checkpoints and cohorts: small, and enough to compare."""
-    from fedvarp import analysis as comparison
+    from fedvarp import analysis
 
-    for copy in comparison.compact(runs, out):
+    for copy in analysis.compact(runs, out):
         typer.echo(copy)

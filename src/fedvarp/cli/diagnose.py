@@ -52,7 +52,8 @@ def diagnose(
     Measures at the first model of a config, or at the last checkpoint of a run, whose directory
     then holds diagnosis.json for `fedvarp report`; with --set nothing is kept.
     """
-    from fedvarp.analysis.plots import refuse_undrawable
+    from fedvarp.analysis.figures import refuse_undrawable
+    from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
     from fedvarp.cli.output import shows_progress
     from fedvarp.diagnosis import diagnose as diagnosis
     from fedvarp.diagnosis.advice import advice, refuse_wishes
@@ -78,7 +79,7 @@ def diagnose(
     else:
         typer.echo(as_text(found, told), nl=False)
     if RunDirectory(source).exists and not overrides:  # what if is not what the run is
-        diagnosis.write_json(found, told, Path(source) / diagnosis.FILE_NAME)
+        diagnosis.write_json(found, told, Path(source) / DIAGNOSIS_FILE)
     if out is not None:
         from fedvarp.diagnosis.figure import draw
 

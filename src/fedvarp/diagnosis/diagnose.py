@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from fedvarp.clients.gradients import ClientGradients
 from fedvarp.clients.schedules import Constant
@@ -29,27 +29,6 @@ from fedvarp.theory.conditions import Condition
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.measurements import Measurements
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread, measure_updates
-
-FILE_NAME: Final = "diagnosis.json"
-"""Where the diagnosis of a run is kept, in its directory."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What an error comes from, and how it is drawn."""
-
-    label: str
-    colour: str
-    hatch: str
-
-
-# Of Okabe and Ito, with hatches for black-and-white printers.
-CAUSES: Final = {
-    "stochastic_gradient": Cause("mini-batches", "#56B4E9", ""),
-    "partial_participation": Cause("partial participation", "#D55E00", "//"),
-    "client_drift": Cause("client drift", "#009E73", ".."),
-}
-"""The three errors of the paper's floor."""
 
 
 @dataclass(frozen=True, eq=False)

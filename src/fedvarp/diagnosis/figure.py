@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedvarp.analysis.plots import our_style, save
-from fedvarp.analysis.styles import LOOKS
+from fedvarp.analysis.figures import our_style, save
+from fedvarp.analysis.styles import CAUSES, LOOKS
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import CAUSES, Diagnosis
+from fedvarp.diagnosis.diagnose import Diagnosis
 from fedvarp.diagnosis.text import shown_step_errors
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors

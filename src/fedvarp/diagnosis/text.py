@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from fedvarp.analysis.formats import Grid
-from fedvarp.analysis.styles import LOOKS
+from fedvarp.analysis.styles import CAUSES, LOOKS, with_rows
+from fedvarp.analysis.tables import Table, paragraphs
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import CAUSES, Diagnosis
+from fedvarp.diagnosis.diagnose import Diagnosis
 from fedvarp.theory.error_terms import ErrorTerms
 from fedvarp.theory.estimators import Estimate
 from fedvarp.theory.step_errors import ParameterSpread, StepErrors
 
-_WIDTH: Final = 100
-_IN_WORDS: Final = ("", "what it is")  # headers of columns that hold no numbers
 _HEADER: Final = tuple(cause.label for cause in CAUSES.values())
 
 
-def grids(found: Diagnosis) -> list[Grid]:
+def tables(found: Diagnosis) -> list[Table]:
     """The diagnosis as tables."""
-    tables = [_constants(found)]
+    shown = [_constants(found)]
     if found.step_errors:
         title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
-        tables.append(_by_cause(title, shown_step_errors(found)))
+        shown.append(_by_cause(title, shown_step_errors(found)))
     if found.updates is not None and found.updates.by_parameter:
-        tables.append(_by_parameter(found.updates.by_parameter))
+        shown.append(_by_parameter(found.updates.by_parameter))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
     if found.client_lr > found.smallest_allowed_lr:
         rates.append((found.client_lr, "the run's, beyond some theorems"))
@@ -39,29 +31,19 @@ def grids(found: Diagnosis) -> list[Grid]:
         rates = [(found.client_lr, "the run's")]
     for rate, whose in rates:
         title = f"Bounds on min E‖∇f‖² of {found.settings.rounds:,} rounds at {rate:.2g}, {whose}"
-        tables.append(_bounds(title, found.terms(rate).values()))
+        shown.append(_bounds(title, found.terms(rate).values()))
     if found.curve:
-        tables.append(_curve(found))
-    return tables
+        shown.append(_curve(found))
+    return shown
 
 
 def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
     """Tables, then advice."""
-    file = io.StringIO()
-    console = Console(file=file, width=_WIDTH, highlight=False)
-    for grid in grids(found):
-        table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE)
-        for name in grid.header:
-            table.add_column(name, justify="left" if name in _IN_WORDS else "right")
-        for line in grid.lines:
-            table.add_row(*map(Text, line))
-        console.print(table)
-    for advised in advice:
-        console.print(Text(f"- {advised}"))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+    shown = "".join(table.text() for table in tables(found))
+    return shown + paragraphs(f"- {line}" for line in advice)
 
 
-def _constants(found: Diagnosis) -> Grid:
+def _constants(found: Diagnosis) -> Table:
     m, L = found.measured, found.measured.smoothness
     sigma_K2 = m.sigma_K2
     own = [("σ_K²", _number(sigma_K2), f"within {len(m.cluster_sizes or [])} clusters, mean over clients")]  # fmt: skip # noqa: E501
@@ -78,7 +60,7 @@ def _constants(found: Diagnosis) -> Grid:
     ]
     whom = f"all {m.num_clients:,}" if m.of_all_clients else f"{len(m.clients):,} of {m.num_clients:,}"  # fmt: skip # noqa: E501
     title = f"{found.settings.name} after round {found.round}, measured over {whom} clients"
-    return Grid(title, ("", "value", "what it is"), tuple(lines))
+    return Table(title, ("", "value", "what it is"), lines, words=("what it is",))
 
 
 def _number(estimate: Estimate | None) -> str:
@@ -96,12 +78,7 @@ def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
     return shown
 
 
-def with_rows(label: str) -> str:
-    """What an algorithm is called where its rows are those of the run."""
-    return f"{label}, its rows"
-
-
-def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Grid:
+def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Table:
     lines = tuple(
         (
             label,
@@ -110,10 +87,10 @@ def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Grid:
         )
         for label, one in errors.items()
     )
-    return Grid(title, ("", *_HEADER, "together"), lines)
+    return Table(title, ("", *_HEADER, "together"), lines)
 
 
-def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Grid:
+def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Table:
     lines = tuple(
         (
             name,
@@ -124,10 +101,10 @@ def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Grid:
         for name, one in spreads.items()
     )
     header = ("", "between clients", "around the rows of this run", "left")
-    return Grid("Spread of the updates, by parameter", header, lines)
+    return Table("Spread of the updates, by parameter", header, lines)
 
 
-def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:
+def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Table:
     lines = tuple(
         (
             LOOKS[one.algorithm].label + ("" if one.exact else " (approx.)"),
@@ -137,10 +114,10 @@ def _bounds(title: str, terms: Iterable[ErrorTerms]) -> Grid:
         )
         for one in terms
     )
-    return Grid(title, ("", *_HEADER, "floor", "falls as 1/T"), lines)
+    return Table(title, ("", *_HEADER, "floor", "falls as 1/T"), lines)
 
 
-def _curve(found: Diagnosis) -> Grid:
+def _curve(found: Diagnosis) -> Table:
     codec = found.settings.table.codec
     lines = tuple(
         (
@@ -153,4 +130,4 @@ def _curve(found: Diagnosis) -> Grid:
         for point in found.curve
     )
     header = ("clusters K", "σ_K²", "removed", f"rows as {codec}", "as int8")
-    return Grid("Clusters found by k-means on sketched gradients", header, lines)
+    return Table("Clusters found by k-means on sketched gradients", header, lines)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from fedvarp.analysis.groups import Group, XAxis
-from fedvarp.analysis.plots import X_AXES, Y_LABELS
+from fedvarp.analysis.figures import scale_of
+from fedvarp.analysis.groups import X_AXES, Group, XAxis
 from fedvarp.analysis.report.participation import Participation, participation
 from fedvarp.analysis.runs import METRICS, Floats
 from fedvarp.analysis.units import in_bytes
@@ -22,23 +23,30 @@ _SHARED_COLOUR: Final = "#444444"  # of lines that stand for several algorithms
 
 
 def all_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Every chart of the page, in its order."""
+    """Describes every chart of the page that has something to draw, in the page's order.
+
+    Args:
+        groups: The runs.
+
+    Returns:
+        Plain data for page.js, and for the page: a section, an id, a title and a word about it.
+    """
     measured = [name for name in METRICS if any(group.records(name) for group in groups)]
     charts = [_metric_chart(groups, name) for name in measured]
     patterns = _patterns(groups)
     if patterns:
         charts += [_times_chart(groups, patterns), _staleness_chart(groups, patterns)]
     charts.append(_memory_chart(groups))
-    return charts
+    return [chart for chart in charts if chart["lines"]]
 
 
 def x_axes(groups: Sequence[Group]) -> list[XAxis]:
-    """What all curves can be drawn against."""
+    """Returns what all curves can be drawn against: time only where all runs were timed."""
     return [axis for axis in X_AXES if all(group.x(axis) is not None for group in groups)]
 
 
 def group_styles(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Name, colour, dash and marker of each group; plotly reads names as HTML, hence escaped."""
+    """Returns name, colour, dash and marker of each group; plotly reads names as HTML."""
     return [
         {
             "name": html.escape(group.label, quote=False),
@@ -52,12 +60,13 @@ def group_styles(groups: Sequence[Group]) -> list[dict[str, str]]:
 
 def _metric_chart(groups: Sequence[Group], metric: str) -> Chart:
     percent = metric == "test_accuracy"
+    axes = x_axes(groups)
     lines = []
     for i, group in enumerate(groups):
         if not group.records(metric):
             continue
-        per_seed = group.values(metric) * (100 if percent else 1)
-        x = {axis: group.x(axis) for axis in x_axes(groups)}
+        per_seed = group.values(metric) * scale_of(metric)
+        x = {axis: group.x(axis) for axis in axes}
         line = {
             "groups": [i],
             "x": {axis: _numbers(at) for axis, at in x.items() if at is not None},
@@ -70,7 +79,7 @@ def _metric_chart(groups: Sequence[Group], metric: str) -> Chart:
     return {
         "id": metric.replace("_", "-"),
         "section": "curves",
-        "title": Y_LABELS[metric],
+        "title": METRICS[metric],
         "about": "The mean over seeds, with a band from the lowest to the highest seed.",
         "kind": "line",
         "can_log": not percent,
@@ -164,12 +173,12 @@ def _memory_chart(groups: Sequence[Group]) -> Chart:
     }
 
 
+@dataclass(frozen=True)
 class _Pattern:
     """One way of taking part, and the groups that share it."""
 
-    def __init__(self, what: Participation, groups: list[int]) -> None:
-        self.what = what
-        self.groups = groups
+    what: Participation
+    groups: list[int]
 
 
 def _patterns(groups: Sequence[Group]) -> list[_Pattern]:
@@ -203,8 +212,3 @@ def _thinned(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
 def _numbers(values: Floats) -> list[float | None]:
     """For JSON: to seven digits, which no screen shows more of, and null for what is not finite."""
     return [float(f"{v:.7g}") if np.isfinite(v) else None for v in values.tolist()]
-
-
-def is_empty(chart: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to draw."""
-    return not chart["lines"]

@@ -1,54 +1,107 @@
-"""The section about runs that were diagnosed: what `fedvarp diagnose` left in their directories."""
+"""What `fedvarp diagnose` left in the directories of runs, for the report."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from fedvarp.analysis.formats import Grid
 from fedvarp.analysis.groups import Group
 from fedvarp.analysis.runs import Run
-from fedvarp.analysis.styles import look_of
+from fedvarp.analysis.styles import CAUSES, look_of, with_rows
+from fedvarp.analysis.tables import Table
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME
-from fedvarp.diagnosis.text import with_rows
 from fedvarp.runs.errors import RunError
 
-TableMaker = Callable[[Grid, str], str]
+DIAGNOSIS_FILE: Final = "diagnosis.json"
+"""Where the diagnosis of a run is kept, in its directory."""
 
 _WIDTH: Final = 640
 _NAMES: Final = 180  # pixels for the algorithms' names
-_BAR: Final = 22
-_STEP: Final = 32
+_STEP: Final = 32  # pixels from one bar to the next
+
+Errors = Mapping[str, Mapping[str, Any]]  # by algorithm, then by cause
 
 
-def diagnosed_section(groups: Sequence[Group], table: TableMaker) -> str:
-    """The section; empty if no run was diagnosed."""
-    parts = [
-        _one(run, found, table)
-        for group in groups
-        for run in group.runs
-        if (found := _read(run)) is not None
-    ]
-    if not parts:
-        return ""
-    return (
-        '<section aria-labelledby="diagnosis-title">\n'
-        '<h2 id="diagnosis-title">What holds training back</h2>\n'
-        + "\n".join(parts)
-        + "\n</section>"
-    )
+@dataclass(frozen=True)
+class Segment:
+    """The part of a bar that has one cause.
+
+    Attributes:
+        cause: Its name among CAUSES.
+        left: Where it begins, in pixels.
+        width: In pixels.
+        value: What it stands for.
+    """
+
+    cause: str
+    left: float
+    width: float
+    value: float
+
+
+@dataclass(frozen=True)
+class ErrorChart:
+    """Errors of several algorithms as stacked bars, and the same in a table.
+
+    Attributes:
+        table: The figures; its title is that of the chart too.
+        bars: By algorithm, the label and the segments of its bar.
+        width: Of the whole chart, in pixels.
+        height: Of the whole chart, in pixels.
+        step: From one bar to the next, in pixels.
+    """
+
+    table: Table
+    bars: Sequence[tuple[str, Sequence[Segment]]]
+    width: int
+    height: int
+    step: int
+
+
+@dataclass(frozen=True)
+class ReadDiagnosis:
+    """The diagnosis of one run, ready for its place on the page.
+
+    Attributes:
+        run: Where the run is.
+        about: When and where it was measured, in a sentence.
+        charts: The errors by cause: measured, if they were, and by the theorems.
+        clusters: What clusters would remove and cost; None if that was not measured.
+        advice: Sentences.
+    """
+
+    run: str
+    about: str
+    charts: Sequence[ErrorChart]
+    clusters: Table | None
+    advice: Sequence[str]
+
+
+def read_diagnoses(groups: Sequence[Group]) -> list[ReadDiagnosis]:
+    """Reads the diagnoses of those runs that were diagnosed.
+
+    Args:
+        groups: The runs.
+
+    Returns:
+        One for each diagnosed run.
+
+    Raises:
+        RunError: A diagnosis.json is damaged.
+    """
+    runs = [run for group in groups for run in group.runs]
+    return [_laid_out(run, found) for run in runs if (found := _read(run)) is not None]
 
 
 def _read(run: Run) -> Mapping[str, Any] | None:
-    file = run.path / FILE_NAME
+    file = run.path / DIAGNOSIS_FILE
     if not file.exists():
         return None
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # of JSON, or of the encoding
         raise RunError(
             f"{file} is damaged ({error}). `fedvarp diagnose {run.path}` writes it anew; or delete "
             f"it."
@@ -56,46 +109,53 @@ def _read(run: Run) -> Mapping[str, Any] | None:
     return found
 
 
-def _one(run: Run, found: Mapping[str, Any], table: TableMaker) -> str:
+def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
     measured = found["measured"]
-    whom = f"{measured['measured_clients']:,} of {measured['num_clients']:,} clients"
-    parts = [
-        f"<h3>{html.escape(str(run.path))}</h3>",
-        f'<p class="about">Measured after round {found["round"]} over {whom}, at a client rate of '
-        f"{found['client_lr']:.3g}.</p>",
-    ]
+    charts = []
     if found["step_errors"]:
         errors = dict(found["step_errors"])
         if (own := found.get("step_errors_with_rows")) is not None:
             errors[with_rows(look_of(own["algorithm"]).label)] = own
-        parts.append(_figure("Error of one step, E‖v − ∇f‖², measured", errors))
-        parts.append(table(_errors("Error of one step", errors), "numbers"))
-    bounds = found["terms_at_allowed_lr"]
+        charts.append(_chart("Error of one step, E‖v − ∇f‖², measured", errors))
     rate = min(found["allowed_client_lr"].values())
     title = f"Error floor by the theorems at a client rate of {rate:.2g}, which they all allow"
-    parts.append(_figure(title, bounds))
-    parts.append(table(_errors(title, bounds), "numbers"))
-    if found["curve"]:
-        parts.append(table(_curve(found), "numbers"))
-    advised = "\n".join(f"<li>{html.escape(str(line))}</li>" for line in found["advice"])
-    parts.append(f'<ul class="advice">\n{advised}\n</ul>')
-    return "\n".join(parts)
+    charts.append(_chart(title, found["terms_at_allowed_lr"]))
+    return ReadDiagnosis(
+        run=str(run.path),
+        about=f"Measured after round {found['round']} over {measured['measured_clients']:,} of "
+        f"{measured['num_clients']:,} clients, at a client rate of {found['client_lr']:.3g}.",
+        charts=charts,
+        clusters=_clusters(found) if found["curve"] else None,
+        advice=found["advice"],
+    )
 
 
-def _errors(title: str, errors: Mapping[str, Mapping[str, Any]]) -> Grid:
-    lines = tuple(
+def _chart(title: str, errors: Errors) -> ErrorChart:
+    rows = [
         (
             look_of(name).label + ("" if one.get("exact", True) else " (approx.)"),
             *(f"{one[cause]:.3g}" for cause in CAUSES),
             f"{_total(one):.3g}",
         )
         for name, one in errors.items()
-    )
-    return Grid(title, ("", *(look.label for look in CAUSES.values()), "together"), lines)
+    ]
+    columns = ("", *(cause.label for cause in CAUSES.values()), "together")
+    scale = (_WIDTH - _NAMES) / (max(map(_total, errors.values())) or 1.0)
+    bars = [(look_of(name).label, _bar(one, scale)) for name, one in errors.items()]
+    return ErrorChart(Table(title, columns, rows), bars, _WIDTH, len(errors) * _STEP, _STEP)
 
 
-def _curve(found: Mapping[str, Any]) -> Grid:
-    lines = tuple(
+def _bar(error: Mapping[str, Any], scale: float) -> list[Segment]:
+    segments, left = [], float(_NAMES)
+    for cause in CAUSES:
+        width = max(float(error[cause]), 0.0) * scale
+        segments.append(Segment(cause, left, width, error[cause]))
+        left += width
+    return segments
+
+
+def _clusters(found: Mapping[str, Any]) -> Table:
+    rows = [
         (
             f"{point['num_clusters']:,}",
             f"{point['sigma_K2']:.3g}",
@@ -104,40 +164,10 @@ def _curve(found: Mapping[str, Any]) -> Grid:
             in_bytes(found["table_bytes"][str(point["num_clusters"])]["int8"]),
         )
         for point in found["curve"]
-    )
-    header = ("clusters K", "σ_K²", "variance removed", "rows as float32", "as int8")
-    return Grid("Clusters found by k-means on sketched gradients", header, lines)
+    ]
+    columns = ("clusters K", "σ_K²", "variance removed", "rows as float32", "as int8")
+    return Table("Clusters found by k-means on sketched gradients", columns, rows)
 
 
-def _figure(title: str, errors: Mapping[str, Mapping[str, Any]]) -> str:
-    """Stacked bars, drawn here: they need no script."""
-    longest = max(max(_total(one), 0.0) for one in errors.values()) or 1.0
-    scale = (_WIDTH - _NAMES) / longest
-    shapes = []
-    for row, (name, one) in enumerate(errors.items()):
-        top, left = row * _STEP, float(_NAMES)
-        shapes.append(
-            f'<text x="0" y="{top + _BAR * 0.7:g}">{html.escape(look_of(name).label)}</text>'
-        )
-        for cause, look in CAUSES.items():
-            width = max(float(one[cause]), 0.0) * scale
-            shapes.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_BAR}" '
-                f'fill="{look.colour}"><title>{look.label}: {one[cause]:.3g}</title></rect>'
-            )
-            left += width
-    keys = " ".join(
-        f'<span class="key"><svg width="14" height="14" aria-hidden="true"><rect width="14" '
-        f'height="14" fill="{look.colour}"/></svg> {look.label}</span>'
-        for look in CAUSES.values()
-    )
-    height = len(errors) * _STEP
-    return (
-        f'<figure class="bars"><figcaption><h4>{html.escape(title)}</h4><p>{keys}</p></figcaption>'
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{html.escape(title)}. The '
-        f'figures are in the table below.">{"".join(shapes)}</svg></figure>'
-    )
-
-
-def _total(one: Mapping[str, Any]) -> float:
-    return sum(max(float(one[cause]), 0.0) for cause in CAUSES)
+def _total(error: Mapping[str, Any]) -> float:
+    return sum(max(float(error[cause]), 0.0) for cause in CAUSES)

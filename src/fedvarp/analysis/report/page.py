@@ -1,24 +1,27 @@
-"""The page: text and tables in HTML, with every word of the user's escaped."""
+"""The page: what stands on it, put into its template, where every word is escaped."""
 
 from __future__ import annotations
 
-import html
 import importlib
-import json
-import string
+import os
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.analysis.comparison import Comparison
-from fedvarp.analysis.formats import Grid, explanations, grids
+from fedvarp.analysis.comparison import DEFAULT_SMOOTH, Comparison, compare
+from fedvarp.analysis.comparison_tables import explanations, tables
 from fedvarp.analysis.groups import Group, common_settings, setting_differences
-from fedvarp.analysis.report.charts import Chart, all_charts, group_styles, is_empty, x_axes
-from fedvarp.analysis.report.diagnosed import diagnosed_section
-from fedvarp.analysis.styles import Look
+from fedvarp.analysis.report.charts import all_charts, group_styles, x_axes
+from fedvarp.analysis.report.diagnosed import read_diagnoses
+from fedvarp.analysis.runs import AnyPath
+from fedvarp.analysis.styles import CAUSES
+from fedvarp.analysis.tables import Table
+from fedvarp.analysis.templating import fixed_part, render
+from fedvarp.runs.whole_files import write_whole
 from fedvarp.version import __version__
 
 _MOST_REFUSALS: Final = 100
+_LONGEST_LIST: Final = 20  # entries of a setting
 _SVG_DASHES: Final = {
     "solid": "",
     "dash": "7 3",
@@ -26,51 +29,103 @@ _SVG_DASHES: Final = {
     "dashdot": "7 3 2 3",
     "longdash": "10 4",
 }
-# Drawn around the middle, (18, 7), of a swatch of 36 × 14.
+# Paths around the middle, (18, 7), of a swatch of 36 × 14.
 _SVG_MARKERS: Final = {
-    "circle": '<circle cx="18" cy="7" r="4"/>',
-    "square": '<rect x="14.5" y="3.5" width="7" height="7"/>',
-    "diamond": '<path d="M18 2l5 5l-5 5l-5-5z"/>',
-    "triangle-up": '<path d="M18 2l5 9h-10z"/>',
-    "triangle-down": '<path d="M18 12l5-9h-10z"/>',
-    "x": '<path d="M14 3l8 8m0-8l-8 8" stroke-width="3"/>',
-    "star": '<path d="M18 1l1.8 4h4.2l-3.4 2.6l1.3 4.4l-3.9-2.7l-3.9 2.7l1.3-4.4l-3.4-2.6h4.2z"/>',
+    "circle": "M14 7a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "M14.5 3.5h7v7h-7z",
+    "diamond": "M18 2l5 5l-5 5l-5-5z",
+    "triangle-up": "M18 2l5 9h-10z",
+    "triangle-down": "M18 12l5-9h-10z",
+    "x": "M14 3l8 8m0-8l-8 8",
+    "star": "M18 1l1.8 4h4.2l-3.4 2.6l1.3 4.4l-3.9-2.7l-3.9 2.7l1.3-4.4l-3.4-2.6h4.2z",
 }
 
 
+def write_report(
+    paths: Iterable[AnyPath],
+    out: str | os.PathLike[str],
+    *,
+    title: str = "Federated learning runs",
+    target: float | None = None,
+    target_loss: float | None = None,
+    smooth: int = DEFAULT_SMOOTH,
+    allow_different: bool = False,
+) -> Path:
+    """Writes the page about some runs, whole or not at all.
+
+    The page loads nothing from anywhere, so it can be mailed and archived. The same runs give
+    the same page, byte for byte.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+        out: The file.
+        title: Its headline.
+        target: The test accuracy to count rounds to, as for `fedvarp.analysis.compare`.
+        target_loss: A loss to count rounds to.
+        smooth: Evaluations in the running mean of the second rule.
+        allow_different: Takes runs of different tasks too.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: There is no run, the runs are of different tasks, or a file of theirs is damaged.
+        ImportError: plotly is not installed.
+    """
+    comparison = compare(
+        paths,
+        target=target,
+        target_loss=target_loss,
+        smooth=smooth,
+        allow_different=allow_different,
+    )
+    text = page(comparison, title)
+    file = Path(out)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text)
+    return file
+
+
 def page(comparison: Comparison, title: str) -> str:
-    """One self-contained HTML page."""
+    """Makes one self-contained HTML page.
+
+    Args:
+        comparison: Of the runs that the page is about.
+        title: The headline.
+
+    Returns:
+        The HTML.
+
+    Raises:
+        RunError: The diagnosis of a run cannot be read.
+        ImportError: plotly is not installed.
+    """
     groups = comparison.groups
-    charts = [chart for chart in all_charts(groups) if not is_empty(chart)]
-    about = explanations(comparison)
-    notes = set(comparison.notes)
-    parts = {
-        "title": html.escape(title),
-        "summary": html.escape(_summary(groups)),
-        "notes": _list(comparison.notes, "note"),
-        "legend": "\n".join(_key(i, group) for i, group in enumerate(groups)),
-        "axes": "\n".join(_choice(axis) for axis in x_axes(groups)),
-        "curves": _figures(charts, "curves"),
-        "clients": _figures(charts, "clients"),
-        "memory": _figures(charts, "memory"),
-        "tables": "\n".join(_table(grid, "numbers") for grid in grids(comparison)),
-        "explanations": "\n".join(
-            f'<p class="about">{html.escape(line)}</p>' for line in about if line not in notes
-        ),
-        "refused": _refused(groups),
-        "diagnosis": diagnosed_section(groups, _table),
-        "settings": _settings(groups),
-        "version": __version__,
-        "style": _part("page.css"),
-        "script": _part("page.js"),
-        "plotly": _plotly(),
-        "data": script_data({"groups": group_styles(groups), "charts": charts}),
-    }
-    return string.Template(_part("page.html")).substitute(parts)
-
-
-def _part(name: str) -> str:
-    return resources.files("fedvarp.analysis.report").joinpath(name).read_text(encoding="utf-8")
+    charts = all_charts(groups)
+    return render(
+        "page.html",
+        title=title,
+        summary=_summary(groups),
+        notes=comparison.notes,
+        groups=groups,
+        dashes=_SVG_DASHES,
+        markers=_SVG_MARKERS,
+        axes=x_axes(groups),
+        charts=charts,
+        tables=tables(comparison),
+        explanations=explanations(comparison),
+        refused=_refused(groups),
+        diagnoses=read_diagnoses(groups),
+        causes=CAUSES,
+        differences=_differences(groups),
+        shared=_shared(groups),
+        runs=_runs(groups),
+        version=__version__,
+        style=fixed_part("page.css"),
+        script=fixed_part("page.js"),
+        plotly=_plotly(),
+        data={"groups": group_styles(groups), "charts": charts},
+    )
 
 
 def _plotly() -> str:
@@ -83,15 +138,6 @@ def _plotly() -> str:
     return str(plotly.get_plotlyjs())
 
 
-def script_data(value: Any) -> str:
-    r"""JSON that cannot end the script element it stands in.
-
-    >>> print(script_data("</script>"))
-    "\u003c/script>"
-    """
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
 def _summary(groups: Sequence[Group]) -> str:
     runs = sum(len(group.runs) for group in groups)
     rounds = sorted({int(group.rounds[-1]) for group in groups})
@@ -100,118 +146,56 @@ def _summary(groups: Sequence[Group]) -> str:
     return f"{runs} run{'s' if runs != 1 else ''} of {long} rounds: {names}."
 
 
-def _list(lines: Sequence[str], kind: str) -> str:
-    items = "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
-    return f'<ul class="{kind}">\n{items}\n</ul>' if lines else ""
-
-
-def _key(i: int, group: Group) -> str:
-    return (
-        f'<button type="button" aria-pressed="true" data-group="{i}">{_swatch(group.look)}'
-        f"{html.escape(group.label)}</button>"
-    )
-
-
-def _swatch(look: Look) -> str:
-    dash = _SVG_DASHES[look.dash]
-    dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
-        f'<svg width="36" height="14" aria-hidden="true" stroke="{look.colour}" '
-        f'fill="{look.colour}"><path d="M0 7h36" stroke-width="2.5"{dashed}/>'
-        f"{_SVG_MARKERS[look.marker]}</svg>"
-    )
-
-
-def _choice(axis: str) -> str:
-    checked = " checked" if axis == "rounds" else ""
-    return f'<label><input type="radio" name="axis" value="{axis}"{checked}> {axis}</label>'
-
-
-def _figures(charts: Sequence[Chart], section: str) -> str:
-    """Places for the script to draw in; a screen reader is sent to the tables."""
-    return "\n".join(
-        f"<figure><figcaption><h3>{html.escape(chart['title'])}</h3>"
-        f'<p class="about">{html.escape(chart["about"])}</p></figcaption>'
-        f'<div class="chart" id="{chart["id"]}" role="img" aria-label="Chart: '
-        f'{html.escape(chart["title"])}. Its figures are in the tables."></div></figure>'
-        for chart in charts
-        if chart["section"] == section
-    )
-
-
-def _table(grid: Grid, kind: str) -> str:
-    title = html.escape(grid.title)
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in grid.header)
-    body = "\n".join(
-        f'<tr><th scope="row">{html.escape(line[0])}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in line[1:])
-        + "</tr>"
-        for line in grid.lines
-    )
-    # The box can be scrolled by keyboard, and so needs a name.
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">'
-        f'<table class="{kind}"><caption>{title}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _refused(groups: Sequence[Group]) -> str:
+def _refused(groups: Sequence[Group]) -> Table | str:
+    """The replies that were refused; a sentence where there is no table to show."""
+    records = [(run, record) for group in groups for run in group.runs for record in run.metrics]
+    if not any("refused" in record for _, record in records):
+        return "Not known: these copies of runs leave it out."
     refusals = [
-        (str(run.path), str(record["round"]), str(client), str(why))
-        for group in groups
-        for run in group.runs
-        for record in run.metrics
+        (run.path, record["round"], client, why)
+        for run, record in records
         for client, why in record.get("refused", {}).items()
     ]
-    if not any("refused" in record for g in groups for run in g.runs for record in run.metrics):
-        return "<p>Not known: these copies of runs leave it out.</p>"
     if not refusals:
-        return "<p>None: every reply was finite, and was used.</p>"
+        return "None: every reply was finite, and was used."
     many = len(refusals) > _MOST_REFUSALS
     title = f"The first {_MOST_REFUSALS} of {len(refusals)}" if many else f"{len(refusals)} in all"
-    header = ("run", "round", "client", "why")
-    return _table(Grid(title, header, tuple(refusals[:_MOST_REFUSALS])), "words")
+    return _in_words(title, ("run", "round", "client", "why"), refusals[:_MOST_REFUSALS])
 
 
-def _settings(groups: Sequence[Group]) -> str:
-    parts = []
-    if differences := setting_differences(groups):
-        lines = [(name, *map(_value, values)) for name, values in differences.items()]
-        header = ("setting", *(group.label for group in groups))
-        parts.append(_table(Grid("What differs", header, tuple(lines)), "words"))
-    common = [(name, _value(value)) for name, value in common_settings(groups).items()]
-    parts.append(
-        _folded("What all runs share", Grid("Shared settings", ("setting", "value"), tuple(common)))
-    )
-    runs = [
+def _differences(groups: Sequence[Group]) -> Table | None:
+    rows = [(name, *map(_value, values)) for name, values in setting_differences(groups).items()]
+    header = ("setting", *(group.label for group in groups))
+    return _in_words("What differs", header, rows) if rows else None
+
+
+def _shared(groups: Sequence[Group]) -> Table:
+    rows = [(name, _value(value)) for name, value in common_settings(groups).items()]
+    return _in_words("Shared settings", ("setting", "value"), rows)
+
+
+def _runs(groups: Sequence[Group]) -> Table:
+    rows = [
         (
-            str(run.path),
+            run.path,
             group.label,
-            _value(run.seed),
-            str(run.last_round),
+            run.seed,
+            run.last_round,
             "yes" if run.finished else f"no, {run.planned_rounds} are planned",
         )
         for group in groups
         for run in group.runs
     ]
-    header = ("run", "group", "seed", "rounds", "finished")
-    parts.append(_folded("The runs", Grid("Run directories", header, tuple(runs))))
-    return "\n".join(parts)
+    return _in_words("Run directories", ("run", "group", "seed", "rounds", "finished"), rows)
 
 
-def _folded(summary: str, grid: Grid) -> str:
-    table = _table(grid, "words")
-    return f"<details><summary>{html.escape(summary)}</summary>{table}</details>"
+def _in_words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    return Table(title, columns, rows, words=columns)
 
 
-def _value(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, (list, tuple)) and len(value) > 20:
-        return f"{_joined(value[:20])}, … ({len(value)} in all)"
-    return _joined(value) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _joined(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
+def _value(value: object) -> object:
+    """A setting as it is shown: long lists by their beginning."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    text = ", ".join(map(str, value[:_LONGEST_LIST]))
+    return text if len(value) <= _LONGEST_LIST else f"{text}, … ({len(value)} in all)"

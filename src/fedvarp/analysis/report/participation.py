@@ -40,7 +40,14 @@ class Participation:
 
 
 def participation(group: Group) -> Participation | None:
-    """Over the rounds that all its seeds have; None where no round names its clients."""
+    """Counts who took part, over the rounds that all seeds of a group have.
+
+    Args:
+        group: The runs.
+
+    Returns:
+        How its clients took part; None where a run does not name the clients of its rounds.
+    """
     end = int(group.rounds[-1])
     cohorts = [_cohorts(run.metrics, end) for run in group.runs]
     if not all(cohorts):
@@ -58,7 +65,14 @@ def participation(group: Group) -> Participation | None:
 
 
 def times_taken_part(cohorts: Sequence[Sequence[int]], num_clients: int) -> NDArray[np.int64]:
-    """(N,) in how many of the rounds each client took part.
+    """Counts in how many of the rounds each client took part.
+
+    Args:
+        cohorts: The clients of each round.
+        num_clients: N.
+
+    Returns:
+        (N,) the counts.
 
     >>> times_taken_part([[0, 2], [2]], num_clients=4)
     array([1, 0, 2, 0])
@@ -68,10 +82,17 @@ def times_taken_part(cohorts: Sequence[Sequence[int]], num_clients: int) -> NDAr
 
 
 def staleness(cohorts: Sequence[Sequence[int]], num_clients: int) -> tuple[Floats, Floats]:
-    """(T,) mean and (T,) maximum staleness after each round, in O(M) a round whatever N is.
+    """Says how long clients have waited after each round, in O(M) a round whatever N is.
 
     A client's staleness after round t is t − s, with s the last round it took part in. So the
     mean follows from the sum of all s, and the maximum from the smallest s, which never falls.
+
+    Args:
+        cohorts: The clients of each of T rounds.
+        num_clients: N.
+
+    Returns:
+        (T,) the mean over clients, and (T,) the maximum.
     """
     last: dict[int, int] = {}  # s of the clients seen; 0 for all others
     holders = {0: num_clients}  # how many clients have each s

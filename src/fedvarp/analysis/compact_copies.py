@@ -23,13 +23,16 @@ _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 
 
 def compact(paths: Iterable[AnyPath], out: AnyPath) -> list[Path]:
-    """Writes a small copy of each run, and returns where.
+    """Writes a small copy of each run.
 
     Args:
         paths: Run directories, or directories that hold some. A run that is named twice, as itself
             and in its parent, is copied once.
         out: The directory of the copies, each under the last part of its path, like `cp -r`; an
             older copy of the same run that is already there is replaced.
+
+    Returns:
+        The directories of the copies.
 
     Raises:
         RunError: A run cannot be read, or its copy would take the place of something else. Nothing

@@ -9,15 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fedvarp.analysis import compact, group_runs, read_runs
+from fedvarp.analysis import compact
 from fedvarp.analysis.report import write_report
-from fedvarp.analysis.report.participation import participation, staleness
-from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
-from some_runs import digits_runs, write_run
+from some_runs import write_run
 
 pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
 
@@ -55,16 +52,6 @@ def data_of(file: Path) -> dict[str, Any]:
     return data
 
 
-def chart(file: Path, name: str) -> dict[str, Any]:
-    (found,) = [chart for chart in data_of(file)["charts"] if chart["id"] == name]
-    return dict(found)
-
-
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_runs(tmp_path_factory.mktemp("real"))
-
-
 def test_a_page_of_copies_claims_nothing_they_leave_out(real_runs: Path, tmp_path: Path) -> None:
     compact([real_runs], tmp_path / "copies")
     page = Page(write_report([tmp_path / "copies"], tmp_path / "page.html"))
@@ -88,87 +75,11 @@ def test_the_page_is_complete_repeats_to_the_byte_and_leaves_no_draft(
     assert len(file.read_bytes()) < 6_000_000
 
 
-def test_curves_hold_the_mean_and_the_band_against_all_three_axes(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", [0.1, 0.2, 0.6], seed=0)
-    write_run(tmp_path / "1", [0.1, 0.4, 0.8], seed=1)
-    file = write_report([tmp_path / "0", tmp_path / "1"], tmp_path / "page.html")
-    (line,) = chart(file, "test-accuracy")["lines"]
-    assert line["y"] == pytest.approx([10, 30, 70])
-    assert line["low"] == pytest.approx([10, 20, 60])
-    assert line["high"] == pytest.approx([10, 40, 80])
-    assert line["x"] == {"rounds": [0, 10, 20], "bytes": [0, 3000, 6000], "time": [2, 22, 42]}
-    (memory,) = chart(file, "memory")["lines"]
-    assert memory["y"] == [1000 + t for t in range(1, 21)]
-
-
-def test_a_diverged_curve_has_gaps(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "0", train_loss=[2.0, None, None])
-    (line,) = chart(write_report([run], tmp_path / "page.html"), "train-loss")["lines"]
-    assert line["y"] == [2.0, None, None]
-
-
 def test_time_is_offered_only_where_it_is_known(tmp_path: Path) -> None:
     run = write_run(tmp_path / "0", [0.1, 0.2], seconds=None)
     text = write_report([run], tmp_path / "page.html").read_text()
     assert 'value="bytes"' in text
     assert 'value="time"' not in text
-
-
-def test_participation_by_hand(tmp_path: Path) -> None:
-    # Clients 0 and 1 of 4 take part in each of 10 rounds, 2 and 3 never. So after round t the
-    # stalest has waited t rounds, and the mean is (0 + 0 + t + t) / 4.
-    run = write_run(tmp_path / "0", [0.1, 0.2], clients=(0, 1))
-    (group,) = group_runs(read_runs([run])[0])
-    found = participation(group)
-    assert found is not None
-    assert found.counts.tolist() == [2] + [0] * 9 + [2]
-    np.testing.assert_allclose(found.max_staleness, range(1, 11))
-    np.testing.assert_allclose(found.mean_staleness, np.arange(1, 11) / 2)
-
-
-def test_participation_of_real_runs_against_a_loop_over_all_clients(
-    real_runs: Path, tmp_path: Path
-) -> None:
-    for algorithm in ("fedvarp", "mifa"):
-        (group,) = group_runs(read_runs([real_runs / f"{algorithm}-0"])[0])
-        found = participation(group)
-        assert found is not None
-        last, times = np.zeros(100), np.zeros(100, dtype=int)
-        for record in RunDirectory(real_runs / f"{algorithm}-0").metrics()[1:]:
-            last[record["clients"]] = record["round"]
-            times[record["clients"]] += 1
-            t = record["round"]
-            assert found.mean_staleness[t - 1] == pytest.approx((t - last).mean())
-            assert found.max_staleness[t - 1] == (t - last).max()
-        assert found.counts.tolist() == np.bincount(times).tolist()
-    # All algorithms met the same clients, so one set of bars stands for them all.
-    file = write_report([real_runs], tmp_path / "page.html")
-    (bars,) = chart(file, "participation")["lines"]
-    assert bars["groups"] == [0, 1, 2]
-    assert bars["name"] == "all algorithms"
-    # MIFA and FedVARP have equal tables; FedAvg has none.
-    assert [line["groups"] for line in chart(file, "memory")["lines"]] == [[0], [1, 2]]
-
-
-def test_staleness_against_a_loop_when_every_client_comes_round() -> None:
-    generator = np.random.default_rng(0)
-    cohorts = [generator.choice(5, size=2, replace=False).tolist() for _ in range(200)]
-    cohorts[50] = []  # nobody was online
-    mean, longest = staleness(cohorts, num_clients=5)
-    last = np.zeros(5)
-    for t, clients in enumerate(cohorts, start=1):
-        last[clients] = t
-        assert mean[t - 1] == pytest.approx((t - last).mean())
-        assert longest[t - 1] == (t - last).max()
-
-
-def test_many_participations_are_put_into_few_bars(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "0", [0.1] * 11)  # 100 rounds: 0 or 100 times
-    bars = chart(write_report([run], tmp_path / "page.html"), "participation")["lines"][0]
-    assert len(bars["y"]) <= 40
-    assert sum(bars["y"]) == 4
-    assert bars["x"]["rounds"][0] == "0–2"
-    assert bars["y"][-1] == 2
 
 
 def test_refused_replies_are_listed_with_their_reason(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvarp.analysis import as_text, compact, compare, plots, read_runs
+from fedvarp.analysis import compact, compare, formatted, plot, read_runs
 from fedvarp.analysis.groups import XAxis
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
@@ -15,12 +15,7 @@ from fedvarp.experiments.resuming import resume, resumed_settings
 from fedvarp.experiments.sweep import Grid, Sweep
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
-from some_runs import digits_runs, write_run
-
-
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_runs(tmp_path_factory.mktemp("runs") / "mine", ["fedavg", "fedvarp"])
+from some_runs import write_run
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -30,7 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_comparisons_come_out_the_same(real_runs: Path, tmp_path: Path) -> None:
     copies = compact([real_runs], tmp_path)
     assert sorted(copies) == sorted(tmp_path / "mine" / run.name for run in real_runs.iterdir())
-    assert as_text(compare([real_runs])) == as_text(compare([tmp_path / "mine"]))
+    assert formatted(compare([real_runs])) == formatted(compare([tmp_path / "mine"]))
 
 
 @pytest.mark.parametrize("x", ["rounds", "bytes"])
@@ -38,8 +33,8 @@ def test_figures_come_out_the_same(real_runs: Path, tmp_path: Path, x: XAxis) ->
     pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
     (tmp_path / "copies").mkdir()
     compact(sorted(real_runs.iterdir()), tmp_path / "copies")
-    one = plots.plot([real_runs], tmp_path / "one.svg", x=x)
-    other = plots.plot([tmp_path / "copies"], tmp_path / "other.svg", x=x)
+    one = plot([real_runs], tmp_path / "one.svg", x=x)
+    other = plot([tmp_path / "copies"], tmp_path / "other.svg", x=x)
     assert one.read_bytes() == other.read_bytes()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,23 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from fedvarp.analysis import group_runs, read_runs
-from fedvarp.analysis.plots import figure, plot
-from fedvarp.analysis.styles import LOOKS
+from fedvarp.analysis.curve_plots import curves_figure, plot
 from fedvarp.runs.errors import RunError
-from some_runs import digits_runs, write_run
+from some_runs import write_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
 
 FILE_STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-
-
-@pytest.fixture(scope="module")
-def real_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return digits_runs(tmp_path_factory.mktemp("real"))
 
 
 def x_of(axes: Axes) -> NDArray[np.float64]:
@@ -56,7 +47,7 @@ def test_every_format_is_written_and_repeats_to_the_byte(
 def test_lines_are_means_and_bands_reach_from_lowest_to_highest(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [0.1, 0.2, 0.6], train_loss=[2.0, 1.5, 1.0], seed=0)
     write_run(tmp_path / "1", [0.1, 0.4, 0.8], train_loss=[2.0, 0.5, 0.0], seed=1)
-    losses, accuracies = figure(group_runs(read_runs([tmp_path])[0])).axes
+    losses, accuracies = curves_figure(group_runs(read_runs([tmp_path])[0])).axes
     assert losses.get_ylabel() == "Training loss"
     assert accuracies.get_ylabel() == "Test accuracy (%)"
     np.testing.assert_allclose(x_of(accuracies), [0, 10, 20])
@@ -71,11 +62,11 @@ def test_lines_are_means_and_bands_reach_from_lowest_to_highest(tmp_path: Path) 
 def test_bytes_and_time_are_what_was_sent_and_spent_until_each_evaluation(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [0.1, 0.2, 0.6])
     groups = group_runs(read_runs([tmp_path])[0])
-    by_bytes = figure(groups, x="bytes").axes[0]
+    by_bytes = curves_figure(groups, x="bytes").axes[0]
     assert by_bytes.get_xlabel() == "Sent by server and clients (kB)"
     # 10 rounds of 300 bytes between evaluations.
     np.testing.assert_allclose(x_of(by_bytes), [0, 3, 6])
-    by_time = figure(groups, x="time").axes[0]
+    by_time = curves_figure(groups, x="time").axes[0]
     assert by_time.get_xlabel() == "Wall time (seconds)"
     # Two seconds for every record, that of the initial model too.
     np.testing.assert_allclose(x_of(by_time), [2, 22, 42])
@@ -83,7 +74,7 @@ def test_bytes_and_time_are_what_was_sent_and_spent_until_each_evaluation(tmp_pa
 
 def test_smoothing_is_the_running_mean_of_each_seed(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [0.1, 0.3, 0.8])
-    drawn = figure(group_runs(read_runs([tmp_path])[0]), smooth=2)
+    drawn = curves_figure(group_runs(read_runs([tmp_path])[0]), smooth=2)
     faint, smoothed = (line.get_ydata() for line in drawn.axes[0].get_lines())
     np.testing.assert_allclose(np.asarray(smoothed, dtype=float), [np.nan, 20, 55])
     np.testing.assert_allclose(np.asarray(faint, dtype=float), [10, 30, 80])
@@ -96,53 +87,16 @@ def test_the_caption_says_who_has_fewer_seeds(tmp_path: Path) -> None:
         write_run(tmp_path / f"v{seed}", [0.1, 0.3], seed=seed)
     for algorithm in ("mifa", "scaffold"):
         write_run(tmp_path / algorithm, [0.1, 0.3], algorithm=algorithm)
-    caption = figure(group_runs(read_runs([tmp_path])[0])).get_supxlabel()
+    caption = curves_figure(group_runs(read_runs([tmp_path])[0])).get_supxlabel()
     assert caption.startswith("Lines: mean over 3 seeds (MIFA, SCAFFOLD: 1); bands: ")
 
 
 def test_a_running_mean_over_more_evaluations_than_there_are_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "0", [0.1, 0.3, 0.8])
     groups = group_runs(read_runs([tmp_path])[0])
-    figure(groups, smooth=3)
+    curves_figure(groups, smooth=3)
     with pytest.raises(RunError, match=r"has 3 evaluations up to round 20, too few .* last 4"):
-        figure(groups, smooth=4)
-
-
-def as_read(drawn: Figure) -> list[str]:
-    """The legend's names, row by row from the left."""
-    drawn.savefig(io.BytesIO(), dpi=drawn.dpi)  # settles where everything is
-    (legend,) = drawn.legends
-    places = [(text.get_window_extent(), text.get_text()) for text in legend.get_texts()]
-    return [name for _, name in sorted(places, key=lambda p: (-round(p[0].y0), p[0].x0))]
-
-
-def test_the_legend_is_in_the_papers_order_and_each_algorithm_has_its_look(tmp_path: Path) -> None:
-    for algorithm in reversed(LOOKS):
-        write_run(tmp_path / algorithm, [0.1, 0.2], algorithm=algorithm)
-    drawn = figure(group_runs(read_runs([tmp_path])[0]))
-    assert as_read(drawn) == ["FedAvg", "MIFA", "SCAFFOLD", "ClusterFedVARP", "FedVARP"]
-    lines = drawn.axes[0].get_lines()
-    assert [line.get_color() for line in lines] == [look.colour for look in LOOKS.values()]
-    assert len({str(line.get_linestyle()) + str(line.get_marker()) for line in lines}) == 5
-
-
-def test_a_long_legend_reads_in_rows_and_stays_within_the_figure(tmp_path: Path) -> None:
-    rates = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    for rate in rates:
-        write_run(tmp_path / str(rate), [0.1, 0.2], train_loss=[2.0, 1.0], lr=rate)
-    drawn = figure(group_runs(read_runs([tmp_path])[0]))
-    assert as_read(drawn) == [f"FedVARP (lr={rate:g})" for rate in rates]
-    box = drawn.legends[0].get_window_extent()
-    assert box.x0 >= 0
-    assert box.x1 <= drawn.bbox.x1
-    assert box.y0 >= max(axes.get_window_extent().y1 for axes in drawn.axes)
-
-
-def test_panels_are_those_that_were_measured(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", train_loss=[2.0, 1.0])
-    (only,) = figure(group_runs(read_runs([tmp_path])[0]), log_loss=True).axes
-    assert only.get_ylabel() == "Training loss, log scale"
-    assert only.get_yscale() == "log"
+        curves_figure(groups, smooth=4)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
@@ -156,12 +110,3 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         plot([run, other], tmp_path / "figure.png")
     assert not (tmp_path / "figure.png").exists()
     plot([run, other], tmp_path / "figure.png", allow_different=True)
-
-
-def test_without_matplotlib_the_command_that_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = write_run(tmp_path / "0", [0.1, 0.2])
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'pip install "fedvarp\[plots\]"'):
-        plot([run], tmp_path / "figure.png")

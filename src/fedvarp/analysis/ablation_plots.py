@@ -1,4 +1,4 @@
-"""A figure for ablations: how good runs are in the end, against a setting in which they differ."""
+"""Figures for ablations: how good runs are in the end, against a setting in which they differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fedvarp.analysis import plots
+from fedvarp.analysis.figures import (
+    DASHES,
+    line_style,
+    panels,
+    refuse_format,
+    refuse_too_few,
+    save,
+    scale_of,
+)
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks
 from fedvarp.analysis.runs import METRICS, AnyPath, Floats, Run, read_runs
+from fedvarp.analysis.setting_kinds import NO_AXIS, axis_label, shown_name
 from fedvarp.analysis.styles import Look
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
@@ -27,29 +36,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LOGARITHMIC_FROM: Final = 10.0  # largest value over smallest
-_ACROSS: Final = "dot"
 _LONGEST_LIST: Final = 8  # of settings, in an error message
 _LONGEST_VALUE: Final = 24  # letters, below the axis
 
 _VALUE: Final = "against"  # what the setting is called while runs are grouped, whatever its kind
-
-_AXES: Final = {
-    "local_sgd.lr": "Client rate η_c",
-    "local_sgd.epochs": "Local epochs",
-    "local_sgd.steps": "Local steps τ",
-    "local_sgd.batch_size": "Batch size",
-    "clients_per_round": "Clients per round M",
-    "data.alpha": "Dirichlet concentration α",
-    "clusters": "Clusters K",
-    "server_lr": "Server rate η_s",
-    "states.dtype": "Rows stored as",
-}
-"""What settings are called below an axis; others by their names."""
-
-_NO_AXIS: Final = {
-    "algorithm": "Each algorithm is a line of the figure",
-    "seed": "The figure shows means over seeds",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +67,7 @@ def plot_against(
     allow_different: bool = False,
     on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
-    """Draws the last evaluations of the runs against a setting, and returns the file.
+    """Draws the last evaluations of the runs against a setting.
 
     Args:
         paths: Run directories, or directories that hold some.
@@ -89,13 +79,17 @@ def plot_against(
         allow_different: Takes runs that differ in their task beyond that setting.
         on_note: Told of each run that is left out.
 
+    Returns:
+        The file.
+
     Raises:
         RunError: There is nothing to draw, no run has the setting, the runs differ in more, or one
             has fewer evaluations than `smooth`.
+        ImportError: matplotlib is not installed.
     """
-    plots.refuse_format(Path(out))
+    refuse_format(Path(out))
     lines = read_lines(paths, setting, allow_different, on_note)
-    return plots.save(figure(lines, setting, smooth=smooth, log_loss=log_loss), Path(out))
+    return save(ablation_figure(lines, setting, smooth=smooth, log_loss=log_loss), Path(out))
 
 
 def read_lines(
@@ -104,9 +98,23 @@ def read_lines(
     allow_different: bool,
     on_note: Callable[[str], object] = warnings.warn,
 ) -> list[Line]:
-    """The runs, one line for all that differ in the setting and the seed alone."""
-    if setting in _NO_AXIS:
-        raise RunError(f"{_NO_AXIS[setting]}: draw runs against another setting than {setting}.")
+    """Reads runs, and makes one line of all that differ in the setting and the seed alone.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+        setting: Its dotted name.
+        allow_different: Takes runs that differ in their task beyond that setting.
+        on_note: Told of each run that is left out.
+
+    Returns:
+        The lines, in the order of the paper's legends.
+
+    Raises:
+        RunError: There is no run, none has the setting, all have the same value of it, or the runs
+            differ in more.
+    """
+    if setting in NO_AXIS:
+        raise RunError(f"{NO_AXIS[setting]}: draw runs against another setting than {setting}.")
     runs, notes = read_runs(paths)
     for note in notes:
         on_note(note)
@@ -125,10 +133,23 @@ def read_lines(
     return _lines(bare, values)
 
 
-def figure(
+def ablation_figure(
     lines: Sequence[Line], setting: str, *, smooth: int = 1, log_loss: bool = False
 ) -> Figure:
-    """A panel for the training loss and one for the test accuracy, or what else was measured."""
+    """Draws a panel for the training loss and one for the test accuracy, or what was measured.
+
+    Args:
+        lines: What `read_lines` made.
+        setting: What the horizontal axis shows.
+        smooth: Evaluations at the end of each run to take the mean of.
+        log_loss: Draws losses on a logarithmic axis.
+
+    Returns:
+        The figure, to be saved.
+
+    Raises:
+        RunError: No metric was measured by all runs, or one has fewer evaluations than `smooth`.
+    """
     groups = [group for line in lines for group in line.at.values()]
     measured = [name for name in METRICS if all(group.records(name) for group in groups)][:2]
     if not measured:
@@ -136,19 +157,19 @@ def figure(
             "These runs have no loss and no accuracy in common: some measured the one, some the "
             "other. Leave some out."
         )
-    plots.refuse_too_few(groups, smooth)
+    refuse_too_few(groups, smooth)
     places = _places({value for line in lines for value in line.at if value is not None})
 
     def draw(axes: Axes, metric: str) -> None:
         for line in lines:
             _draw(axes, line, setting, metric, places, smooth)
         _label_values(axes, places)
-        axes.set_xlabel(_AXES.get(setting, setting))
+        axes.set_xlabel(axis_label(setting))
 
     caption = _caption(groups, smooth)
     if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
         caption += ". No point where a seed diverged"
-    return plots.panels(measured, draw, log_loss=log_loss, caption=caption)
+    return panels(measured, draw, log_loss=log_loss, caption=caption)
 
 
 def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:
@@ -172,17 +193,15 @@ def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:
 def _draw(
     axes: Axes, line: Line, setting: str, metric: str, places: dict[Any, float], smooth: int
 ) -> None:
-    size = 100 if metric == "test_accuracy" else 1
-    style: dict[str, Any] = {"color": line.look.colour, "linestyle": plots.DASHES[line.look.dash]}
-    label = line.label
+    size = scale_of(metric)
     known = sorted((places[value], group) for value, group in line.at.items() if value is not None)
     if None in line.at:
-        across = dict(style)
-        if known:  # not to be taken for the line through the points
-            label = f"{line.label}, {setting.split('.')[-1]} unset"
-            across |= {"linestyle": plots.DASHES[_ACROSS], "linewidth": 1.0}
-        axes.axhline(_ends(line.at[None], metric, smooth).mean() * size, label=label, **across)
+        across = {"color": line.look.colour, "linestyle": DASHES[line.look.dash]}
         label = line.label
+        if known:  # not to be taken for the line through the points
+            label += f", {shown_name(setting, line.at[None].settings)} unset"
+            across |= {"linestyle": DASHES["dot"], "linewidth": 1.0}
+        axes.axhline(_ends(line.at[None], metric, smooth).mean() * size, label=label, **across)
     if not known:
         return
     ends = [_ends(group, metric, smooth) * size for _, group in known]
@@ -197,11 +216,8 @@ def _draw(
         yerr=bars if any(len(end) > 1 for end in ends) else None,
         elinewidth=0.8,
         capsize=2,
-        marker=plots.MARKERS[line.look.marker],
-        markeredgecolor="white",
-        markeredgewidth=0.5,
-        label=label,
-        **style,
+        label=line.label,
+        **line_style(line.look),
     )
 
 

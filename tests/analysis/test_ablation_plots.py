@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedvarp.analysis import plots_against
+from fedvarp.analysis.ablation_plots import ablation_figure, plot_against, read_lines
 from fedvarp.runs.errors import RunError
 from some_runs import write_run
 
@@ -18,8 +18,8 @@ pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not instal
 
 def panel(runs: Path, setting: str, **options: Any) -> Any:
     """The only panel of the figure."""
-    lines = plots_against.read_lines([runs], setting, allow_different=False)
-    (axes,) = plots_against.figure(lines, setting, **options).axes
+    lines = read_lines([runs], setting, allow_different=False)
+    (axes,) = ablation_figure(lines, setting, **options).axes
     return axes
 
 
@@ -83,7 +83,7 @@ def test_losses_on_a_logarithmic_axis(tmp_path: Path, log_loss: bool, scale: str
 
 def test_the_same_runs_give_the_same_file(ablation: Path, tmp_path: Path) -> None:
     one, other = (
-        plots_against.plot_against([ablation], "clients_per_round", tmp_path / name)
+        plot_against([ablation], "clients_per_round", tmp_path / name)
         for name in ("one.svg", "other.svg")
     )
     assert one.read_bytes() == other.read_bytes()
@@ -97,10 +97,10 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
             tmp_path / f"runs/{K}",
             [0.1, end],
             algorithm="cluster_fedvarp",
-            settings={"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"},
+            settings={"table": {"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"}},
         )
     write_run(tmp_path / "runs/all", [0.1, 0.5], algorithm="fedvarp")
-    axes = panel(tmp_path / "runs", "clusters")
+    axes = panel(tmp_path / "runs", "table.clusters")
     (bars,) = axes.containers
     assert bars[0].get_xdata().tolist() == [1, 2, 10]
     np.testing.assert_allclose(heights(bars[0]), [20, 30, 40])
@@ -111,9 +111,9 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
 def test_names_without_a_number_stand_in_a_row(
     tmp_path: Path,
 ) -> None:
-    for dtype in ("int8", "float32", "bfloat16"):
-        write_run(tmp_path / f"runs/{dtype}", [0.1, 0.2], settings={"states": {"dtype": dtype}})
-    axes = panel(tmp_path / "runs", "states.dtype")
+    for codec in ("int8", "float32", "bfloat16"):
+        write_run(tmp_path / f"runs/{codec}", [0.1, 0.2], settings={"table": {"codec": codec}})
+    axes = panel(tmp_path / "runs", "table.codec")
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["bfloat16", "float32", "int8"]
     assert axes.get_xscale() == "linear"
 
@@ -145,13 +145,13 @@ def test_differences_that_go_with_the_setting_are_refused_too(tmp_path: Path) ->
 
 def test_a_line_across_is_told_from_the_one_through_the_points(tmp_path: Path) -> None:
     write_run(tmp_path / "runs/none", [0.1, 0.2])
-    write_run(tmp_path / "runs/one", [0.1, 0.3], settings={"num_test_examples": 9})
-    axes = panel(tmp_path / "runs", "num_test_examples")
+    write_run(tmp_path / "runs/one", [0.1, 0.3], settings={"evaluation": {"num_test_examples": 9}})
+    axes = panel(tmp_path / "runs", "evaluation.num_test_examples")
     handles, labels = axes.get_legend_handles_labels()
     assert labels == ["FedVARP, num_test_examples unset", "FedVARP"]
     across, (through, *_) = handles
     assert across.get_linestyle() != through.get_linestyle()
-    assert axes.get_xlabel() == "num_test_examples"
+    assert axes.get_xlabel() == "evaluation.num_test_examples"
 
 
 def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_other_differences_are_refused_unless_allowed(ablation: Path, tmp_path: 
     )
     words = [ablation], "clients_per_round", tmp_path / "f.png"
     with pytest.raises(RunError, match=r"data\.alpha"):
-        plots_against.plot_against(*words)
-    plots_against.plot_against(*words, allow_different=True)
+        plot_against(*words)
+    plot_against(*words, allow_different=True)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_setting_that_tells_nothing(
     ablation: Path, tmp_path: Path, setting: str, message: str
 ) -> None:
     with pytest.raises(RunError, match=message):
-        plots_against.plot_against([ablation], setting, tmp_path / "f.png")
+        plot_against([ablation], setting, tmp_path / "f.png")
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,10 @@ def test_values_of_any_kind_stand_in_a_row(
     tmp_path: Path, values: tuple[Any, Any], ticks: list[str]
 ) -> None:
     for i, value in enumerate(values):
-        write_run(tmp_path / f"runs/{i}", [0.1, 0.2 + i / 10], settings={"client_weights": value})
-    axes = panel(tmp_path / "runs", "client_weights")
+        write_run(
+            tmp_path / f"runs/{i}", [0.1, 0.2 + i / 10], settings={"sampling": {"objective": value}}
+        )
+    axes = panel(tmp_path / "runs", "sampling.objective")
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ticks
     (bars,) = axes.containers
     assert bars[0].get_xdata().tolist() == [0, 1]

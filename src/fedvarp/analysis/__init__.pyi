@@ -1,0 +1,14 @@
+from .ablation_plots import plot_against as plot_against
+from .compact_copies import compact as compact
+from .comparison import Comparison as Comparison
+from .comparison import Row as Row
+from .comparison import Spread as Spread
+from .comparison import compare as compare
+from .comparison_tables import formatted as formatted
+from .curve_plots import plot as plot
+from .groups import Group as Group
+from .groups import group_runs as group_runs
+from .report import write_report as write_report
+from .runs import Run as Run
+from .runs import read_runs as read_runs
+from .tables import Table as Table

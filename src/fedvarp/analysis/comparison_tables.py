@@ -1,0 +1,288 @@
+"""A comparison on paper: as tables for people, and with every digit for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from fedvarp.analysis.comparison import Comparison, Row, Spread
+from fedvarp.analysis.tables import Table, markdown_text, paragraphs
+from fedvarp.analysis.targets import Reached, SpeedUp
+from fedvarp.analysis.templating import render
+from fedvarp.analysis.units import in_bytes, in_digits, in_percent, in_seconds, in_short
+
+Format = Literal["text", "markdown", "csv", "json", "html"]
+Cell = Callable[[Row], str | None]  # what a column shows of a row; None: nothing is known
+
+_SPREADS: Final = (
+    "final_accuracy", "late_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds",
+)  # fmt: skip
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """Lays the comparison out: the way to the target, the end, seed by seed, the cost."""
+    made = [] if comparison.target is None else [_target_table(comparison)]
+    made.append(_end_table(comparison))
+    if any(len(row.group.runs) > 1 for row in comparison.rows):
+        made.append(_seeds_table(comparison))
+    return [*made, _cost_table(comparison)]
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """Says what the columns of the tables mean, in a paragraph each."""
+    about = []
+    if comparison.target is not None:
+        about.append(
+            "Rounds to the target: “first” counts to the first evaluation that meets it, “mean of "
+            f"{comparison.smooth}” to the first at which the mean of the last {comparison.smooth} "
+            "evaluations does; means over seeds. Bytes: up and down, all clients together, by the "
+            "first rule. Speed-up: rounds of the quickest FedAvg on the same task over rounds, in "
+            "the seeds that both have; > where FedAvg never got there in some seed."
+        )
+    if any(len(row.group.runs) > 1 for row in comparison.rows):
+        about.append("± is the sample standard deviation over seeds.")
+    if any(row.unfinished for row in comparison.rows):
+        about.append("* marks groups with an unfinished run.")
+    return about
+
+
+def formatted(comparison: Comparison, format: Format = "text") -> str:
+    """Writes a comparison.
+
+    Args:
+        comparison: What to write.
+        format: "text", "markdown" and "html" have the tables, what their columns mean, and what is
+            special about these runs. "csv" has a line for each group, with unrounded means over
+            seeds. "json" has everything, each seed's figures too.
+
+    Returns:
+        The text, which ends with the end of a line.
+    """
+    if format == "csv":
+        return _table_of(_flat_figures(row, comparison) for row in comparison.rows).csv()
+    if format == "json":
+        return _as_json(comparison)
+    shown = tables(comparison)
+    below = [*explanations(comparison), *comparison.notes]
+    if format == "text":
+        return "".join(table.text() for table in shown) + paragraphs(below)
+    if format == "markdown":
+        return "\n".join(
+            [*(t.markdown() for t in shown), *(f"{markdown_text(p)}\n" for p in below)]
+        )
+    return render("comparison.html", tables=shown, paragraphs=below) + "\n"
+
+
+def _as_json(comparison: Comparison) -> str:
+    target, smooth = comparison.target, comparison.smooth
+    return _table_of(map(_figures, comparison.rows), comparison.notes).json(
+        rows="groups",
+        target=None if target is None else {"metric": target.metric, "value": target.value},
+        rules={
+            "first": "the first evaluation that meets the target",
+            "smoothed": f"the first evaluation at which the mean of the last {smooth} evaluations "
+            f"meets the target",
+        },
+    )
+
+
+def _table_of(objects: Iterable[Mapping[str, Any]], notes: Sequence[str] = ()) -> Table:
+    """A table for programs, of objects that have the same names."""
+    rows = list(objects)
+    return Table("Groups", tuple(rows[0]), [tuple(row.values()) for row in rows], notes)
+
+
+def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
+    """A row in single numbers."""
+    figures: dict[str, Any] = {
+        "algorithm": row.group.algorithm,
+        "group": row.group.label,
+        "client_rate": row.group.client_rate,
+        "seeds": len(row.group.runs),
+        "unfinished": len(row.unfinished),
+        "rounds": row.rounds,
+        "target_metric": comparison.target.metric if comparison.target else None,
+        "target": comparison.target.value if comparison.target else None,
+    }
+    for rule, reached, speed_up in (
+        ("first", row.first, row.first_speed_up),
+        ("smoothed", row.smoothed, row.smoothed_speed_up),
+    ):
+        figures[f"reached_{rule}"] = reached.count if reached else None
+        figures[f"rounds_{rule}"] = reached.mean_rounds if reached else None
+        figures[f"bytes_{rule}"] = reached.mean_sent if reached else None
+        figures[f"speed_up_{rule}"] = speed_up.factor if speed_up else None
+        figures[f"speed_up_{rule}_is_lower_bound"] = speed_up.is_lower_bound if speed_up else None
+    for name in _SPREADS:
+        spread: Spread | None = getattr(row, name)
+        figures[f"{name}_mean"] = spread.mean if spread else None
+        figures[f"{name}_std"] = spread.std if spread else None
+    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    """A row with the figures of each seed."""
+    figures: dict[str, Any] = {
+        "algorithm": row.group.algorithm,
+        "group": row.group.label,
+        "client_rate": row.group.client_rate,
+        "seeds": [run.seed for run in row.group.runs],
+        "runs": [str(run.path) for run in row.group.runs],
+        "unfinished": [str(run.path) for run in row.unfinished],
+        "rounds": row.rounds,
+        "first": _reached_figures(row.first, row.first_speed_up),
+        "smoothed": _reached_figures(row.smoothed, row.smoothed_speed_up),
+    }
+    for name in _SPREADS:
+        spread: Spread | None = getattr(row, name)
+        figures[name] = (
+            None
+            if spread is None
+            else {
+                "mean": spread.mean,
+                "std": spread.std,
+                "per_seed": spread.per_seed,
+            }
+        )
+    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+
+
+def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
+    return (
+        None
+        if reached is None
+        else {
+            "rounds": reached.mean_rounds,
+            "rounds_per_seed": reached.rounds,
+            "bytes": reached.mean_sent,
+            "bytes_per_seed": reached.sent,
+            "speed_up": None if speed_up is None else speed_up.factor,
+            "speed_up_is_lower_bound": None if speed_up is None else speed_up.is_lower_bound,
+        }
+    )
+
+
+def _target_table(comparison: Comparison) -> Table:
+    return _table(
+        f"To {comparison.target}",
+        comparison.rows,
+        {
+            "rounds, first": lambda row: _reached(row.first),
+            "speed-up, first": lambda row: _times(row.first_speed_up),
+            f"rounds, mean of {comparison.smooth}": lambda row: _reached(row.smoothed),
+            f"speed-up, mean of {comparison.smooth}": lambda row: _times(row.smoothed_speed_up),
+            "bytes, first": lambda row: _bytes(row.first.mean_sent if row.first else None),
+        },
+    )
+
+
+def _end_table(comparison: Comparison) -> Table:
+    columns: dict[str, Cell] = {
+        "final accuracy": lambda row: _percent(row.final_accuracy),
+        f"accuracy, mean of last {comparison.smooth}": lambda row: _percent(row.late_accuracy),
+        "best accuracy": lambda row: _percent(row.best_accuracy),
+        "training loss": lambda row: _digits(row.train_loss),
+        "test loss": lambda row: _digits(row.test_loss),
+    }
+    measured = {
+        name: cell
+        for name, cell in columns.items()
+        if any(cell(row) is not None for row in comparison.rows)
+    }
+    return _table("At the end", comparison.rows, measured)
+
+
+def _seeds_table(comparison: Comparison) -> Table:
+    columns: dict[str, Cell] = {
+        "seeds": lambda row: ", ".join(str(run.seed) for run in row.group.runs),
+    }
+    if comparison.target is not None:
+        columns |= {
+            "rounds, first": lambda row: _each_round(row.first),
+            f"rounds, mean of {comparison.smooth}": lambda row: _each_round(row.smoothed),
+        }
+    if any(row.final_accuracy is not None for row in comparison.rows):
+        late = f"accuracy (%), mean of last {comparison.smooth}"
+        columns |= {
+            "final accuracy (%)": lambda row: _each_percent(row.final_accuracy),
+            late: lambda row: _each_percent(row.late_accuracy),
+        }
+    return _table("Seed by seed", comparison.rows, columns)
+
+
+def _cost_table(comparison: Comparison) -> Table:
+    return _table(
+        "Runs and their cost",
+        comparison.rows,
+        {
+            "client rate": lambda row: _rate(row.group.client_rate),
+            "seeds": lambda row: str(len(row.group.runs)),
+            "rounds": lambda row: str(row.rounds),
+            "bytes": lambda row: _bytes(row.sent),
+            "server memory": lambda row: _bytes(row.server_bytes),
+            "wall time": lambda row: in_seconds(row.seconds.mean) if row.seconds else None,
+        },
+    )
+
+
+def _table(title: str, rows: Sequence[Row], columns: Mapping[str, Cell]) -> Table:
+    lines = [(_name(row), *(cell(row) for cell in columns.values())) for row in rows]
+    return Table(title, ("algorithm", *columns), lines)
+
+
+def _name(row: Row) -> str:
+    return f"{row.group.label} *" if row.unfinished else row.group.label
+
+
+def _rate(rate: object) -> str | None:
+    if rate is None:
+        return None
+    return in_short(rate) if isinstance(rate, (int, float)) else str(rate)
+
+
+def _reached(reached: Reached | None) -> str | None:
+    if reached is None:
+        return None
+    if reached.mean_rounds is not None:
+        return f"{reached.mean_rounds:.1f}".removesuffix(".0")
+    if reached.count == 0:
+        return "not reached"
+    return f"only {reached.count} of {len(reached.rounds)} seeds"
+
+
+def _each_round(reached: Reached | None) -> str | None:
+    return (
+        None if reached is None else ", ".join("–" if t is None else str(t) for t in reached.rounds)
+    )
+
+
+def _each_percent(spread: Spread | None) -> str | None:
+    return (
+        None
+        if spread is None
+        else ", ".join(
+            f"{100 * value:.1f}" if math.isfinite(value) else "not finite"
+            for value in spread.per_seed
+        )
+    )
+
+
+def _times(speed_up: SpeedUp | None) -> str | None:
+    return (
+        None
+        if speed_up is None
+        else f"{'> ' if speed_up.is_lower_bound else ''}{speed_up.factor:.2f}×"
+    )
+
+
+def _bytes(number: float | None) -> str | None:
+    return None if number is None else in_bytes(number)
+
+
+def _percent(spread: Spread | None) -> str | None:
+    return None if spread is None else in_percent(spread.mean, spread.std)
+
+
+def _digits(spread: Spread | None) -> str | None:
+    return None if spread is None else in_digits(spread.mean, spread.std)

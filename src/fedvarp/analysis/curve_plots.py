@@ -1,0 +1,174 @@
+"""The paper's figures: training loss and test accuracy, a mean over seeds with a band.
+
+The band runs from the lowest to the highest seed: with two or three of them a standard deviation
+would claim a precision that nobody has.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fedvarp.analysis.figures import (
+    line_style,
+    panels,
+    refuse_format,
+    refuse_too_few,
+    save,
+    scale_of,
+)
+from fedvarp.analysis.groups import Group, XAxis, group_runs, refuse_different_tasks
+from fedvarp.analysis.runs import METRICS, AnyPath, read_runs
+from fedvarp.analysis.units import byte_unit
+from fedvarp.runs.errors import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKERS_PER_CURVE: Final = 8
+_FAINT: Final[Any] = {"alpha": 0.25, "linewidth": 0.6, "zorder": 1.5}
+
+
+def plot(
+    paths: Iterable[AnyPath],
+    out: str | os.PathLike[str],
+    *,
+    x: XAxis = "rounds",
+    smooth: int = 1,
+    log_loss: bool = False,
+    allow_different: bool = False,
+    on_note: Callable[[str], object] = warnings.warn,
+) -> Path:
+    """Draws the curves of some runs; drawing the same runs again gives the same bytes.
+
+    Args:
+        paths: Run directories, or directories that hold some.
+        out: The file; its ending says PNG, SVG or PDF.
+        x: What to draw against: rounds, bytes sent up and down, or wall time.
+        smooth: Draws the running mean over as many evaluations.
+        log_loss: Draws losses on a logarithmic axis.
+        allow_different: Draws runs of different tasks into one figure.
+        on_note: Told of each run that is left out.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: There is nothing to draw, the runs are of different tasks, or one has fewer
+            evaluations than `smooth`.
+        ImportError: matplotlib is not installed.
+    """
+    refuse_format(Path(out))
+    runs, notes = read_runs(paths)
+    for note in notes:
+        on_note(note)
+    if not allow_different:
+        refuse_different_tasks(runs)
+    return save(curves_figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss), Path(out))
+
+
+def curves_figure(
+    groups: Sequence[Group], *, x: XAxis = "rounds", smooth: int = 1, log_loss: bool = False
+) -> Figure:
+    """Draws a panel for the training loss and one for the test accuracy.
+
+    Without an accuracy the second shows the test loss; what no run measured has no panel.
+
+    Args:
+        groups: One curve each.
+        x: What to draw against.
+        smooth: Draws the running mean over as many evaluations.
+        log_loss: Draws losses on a logarithmic axis.
+
+    Returns:
+        The figure, to be saved.
+
+    Raises:
+        RunError: A run has fewer evaluations than `smooth`, or was not timed and is to be drawn
+            against time.
+    """
+    refuse_too_few(groups, smooth)
+    measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
+    size, label = _x_unit(groups, x)
+
+    def draw(axes: Axes, metric: str) -> None:
+        for place, group in enumerate(groups):
+            if group.records(metric):
+                _draw(axes, group, metric, x, size, smooth, place / len(groups))
+        axes.set_xlabel(label)
+        axes.set_xlim(left=0)
+
+    return panels(measured, draw, log_loss=log_loss, caption=_caption(groups, smooth))
+
+
+def _draw(
+    axes: Axes, group: Group, metric: str, x: XAxis, size: float, smooth: int, offset: float
+) -> None:
+    at = group.x(x)
+    assert at is not None  # _x_unit has refused runs without times
+    unit = scale_of(metric)
+    per_seed = group.values(metric, smooth) * unit
+    colour = group.look.colour
+    if len(per_seed) > 1:
+        low, high = per_seed.min(axis=0), per_seed.max(axis=0)
+        axes.fill_between(at / size, low, high, color=colour, alpha=0.15, linewidth=0)
+    if smooth > 1:  # what was smoothed away, faintly: the first evaluations, and the swings
+        axes.plot(at / size, group.values(metric).mean(axis=0) * unit, **_FAINT, color=colour)
+    between = max(1, len(at) // _MARKERS_PER_CURVE)
+    axes.plot(
+        at / size,
+        per_seed.mean(axis=0),
+        **line_style(group.look),
+        # Each curve starts at another evaluation, so that markers do not cover each other.
+        markevery=(int(offset * between), between),
+        label=group.label,
+    )
+
+
+def _x_unit(groups: Sequence[Group], x: XAxis) -> tuple[float, str]:
+    """How many of what was recorded make one on the axis, and the axis's label."""
+    if x == "rounds":
+        return 1.0, "Communication rounds"
+    longest = 0.0
+    for group in groups:
+        at = group.x(x)
+        if at is None:
+            raise RunError(
+                f"The rounds of {group.label} were not all timed, so they cannot be drawn against "
+                f"time. Draw them against rounds or bytes."
+            )
+        longest = max(longest, float(at[-1]))
+    if x == "bytes":
+        size, unit = byte_unit(longest)
+        return size, f"Sent by server and clients ({unit})"
+    for size, unit in ((3600.0, "hours"), (60.0, "minutes")):
+        if longest >= 2 * size:
+            return size, f"Wall time ({unit})"
+    return 1.0, "Wall time (seconds)"
+
+
+def _caption(groups: Sequence[Group], smooth: int) -> str:
+    parts = []
+    if seeds := _several_seeds(groups):
+        parts.append(f"Lines: mean over {seeds}; bands: lowest to highest seed")
+    if smooth > 1:
+        parts.append(f"Running mean over {smooth} evaluations; faint: each evaluation")
+    return ".\n".join(parts)
+
+
+def _several_seeds(groups: Sequence[Group]) -> str | None:
+    """How many seeds the groups have, such as "3 seeds (MIFA: 1)"; None: one each."""
+    counts = {group.label: len(group.runs) for group in groups}
+    most = max(counts.values())
+    if most == 1:
+        return None
+    fewer: dict[int, list[str]] = {}
+    for label, count in counts.items():
+        if count < most:
+            fewer.setdefault(count, []).append(label)
+    others = "; ".join(f"{', '.join(labels)}: {count}" for count, labels in fewer.items())
+    return f"{most} seeds" + (f" ({others})" if others else "")

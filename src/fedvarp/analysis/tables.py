@@ -1,0 +1,177 @@
+"""A table, and the five ways to write it: text, Markdown, CSV, JSON and HTML.
+
+Text, Markdown and HTML are for people: cells as they are, "–" for what is not known. CSV and JSON
+are for programs: an empty cell or null for what is not known or not finite.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import rich.table
+from rich import box
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from fedvarp.analysis.templating import render
+
+_UNKNOWN: Final = "–"
+_WIDEST: Final = 1000  # letters of a line: cut or folded figures are worse than a long line
+_PARAGRAPH: Final = 88  # letters of a line of prose
+_MARKDOWN: Final = re.compile(r"([\\`*_~|<>\[\]&])")  # what would be more than a letter
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells in rows and columns.
+
+    Attributes:
+        title: What the table shows.
+        columns: The columns' names. The first column says what each row is about.
+        rows: The cells: words as they are to be shown, or plain values where the table is for
+            programs; None for what is not known.
+        notes: What a reader has to know about the figures; paragraphs below the table.
+        words: Which columns beside the first hold words, and are aligned to the left.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str] = ()
+    words: Sequence[str] = ()
+
+    def text(self) -> str:
+        """Writes the table for a terminal, as wide as it needs to be.
+
+        >>> rows = [("FedAvg", 40), ("MIFA", None)]
+        >>> print(Table("Rounds", ("algorithm", "first"), rows).text(), end="")
+        Rounds
+        <BLANKLINE>
+         algorithm  first
+         ────────────────
+         FedAvg        40
+         MIFA           –
+        <BLANKLINE>
+        """
+        table = rich.table.Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for name in self.columns:
+            # Text, not str: a name in square brackets is no markup.
+            table.add_column(
+                Text(name.replace(", ", ",\n")), justify="left" if self._in_words(name) else "right"
+            )
+        for row in self.rows:
+            table.add_row(*(Text(_shown(cell)) for cell in row))
+        return _printed(_WIDEST, Text(self.title), table) + paragraphs(self.notes)
+
+    def markdown(self) -> str:
+        """Writes the table for a Markdown page; every letter of a cell stays a letter.
+
+        >>> print(Table("Rounds", ("algorithm", "first"), [("FedAvg", 40)]).markdown(), end="")
+        **Rounds**
+        <BLANKLINE>
+        | algorithm | first |
+        | :-- | --: |
+        | FedAvg | 40 |
+        """
+        marks = [":--" if self._in_words(name) else "--:" for name in self.columns]
+        cells = [[markdown_text(_shown(cell)) for cell in row] for row in self.rows]
+        header = [markdown_text(name) for name in self.columns]
+        lines = [f"| {' | '.join(line)} |" for line in (header, marks, *cells)]
+        notes = [f"\n{markdown_text(note)}" for note in self.notes]
+        return "\n".join([f"**{markdown_text(self.title)}**", "", *lines, *notes]) + "\n"
+
+    def csv(self) -> str:
+        """Writes columns and rows for a spreadsheet; the title and the notes are left out.
+
+        >>> print(Table("Rounds", ("algorithm", "first"), [("FedAvg", None)]).csv(), end="")
+        algorithm,first
+        FedAvg,
+        """
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_finite(cell) for cell in row] for row in self.rows)
+        return file.getvalue()
+
+    def json(self, rows: str = "rows", **beside: Any) -> str:
+        """Writes the rows as objects, with the columns' names as their keys, and the notes.
+
+        Args:
+            rows: The key of the list of rows.
+            beside: What else the document says, before the rows.
+
+        >>> print(Table("Rounds", ("algorithm", "first"), [("FedAvg", 40)]).json(metric="loss"))
+        {
+          "metric": "loss",
+          "rows": [
+            {
+              "algorithm": "FedAvg",
+              "first": 40
+            }
+          ],
+          "notes": []
+        }
+        <BLANKLINE>
+        """
+        objects = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        content = _finite({**beside, rows: objects, "notes": list(self.notes)})
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+        return text + "\n"
+
+    def html(self) -> str:
+        """Writes the table as an element of a page, in a box that can be scrolled."""
+        return render(
+            "table.html",
+            title=self.title,
+            kind="words" if all(map(self._in_words, self.columns)) else "numbers",
+            columns=self.columns,
+            rows=[[_shown(cell) for cell in row] for row in self.rows],
+            notes=self.notes,
+        )
+
+    def __html__(self) -> str:
+        """What a template puts in the place of a table."""
+        return self.html()
+
+    def _in_words(self, column: str) -> bool:
+        return column == self.columns[0] or column in self.words
+
+
+def paragraphs(lines: Iterable[str]) -> str:
+    """Folds each of the lines into a paragraph for a terminal."""
+    return "".join(_printed(_PARAGRAPH, Text(line)) for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    r"""Writes a text so that Markdown shows it as it is, in one line.
+
+    >>> print(markdown_text("<b> a_b | c"))
+    \<b\> a\_b \| c
+    """
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.splitlines()))
+
+
+def _printed(width: int, *parts: RenderableType) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, highlight=False).print(*parts)
+    return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
+
+
+def _shown(cell: object) -> str:
+    return _UNKNOWN if cell is None else str(cell)
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for every number in it that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,148 @@
+"""Runs that belong together, and runs that cannot be compared."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedvarp.analysis.comparison import compare
+from fedvarp.analysis.groups import group_runs
+from fedvarp.analysis.runs import read_runs
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from some_runs import write_run
+
+
+def test_groups_come_in_the_papers_order_and_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for algorithm in ("fedvarp", "mine", "fedavg"):
+        for seed in (0, 1):
+            run = tmp_path / f"{algorithm}{seed}"
+            write_run(run, [0.1, 0.2], algorithm=algorithm, seed=seed)
+    write_run(tmp_path / "other", [0.1, 0.2], algorithm="fedvarp", lr=0.03)
+    groups = compare([tmp_path]).groups
+    labels = [group.label for group in groups]
+    assert labels == ["FedAvg", "FedVARP (lr=0.03)", "FedVARP (lr=0.1)", "mine"]
+    assert [len(group.runs) for group in groups] == [2, 1, 2, 2]
+    assert [group.client_rate for group in groups] == [0.1, 0.03, 0.1, 0.1]
+
+
+def test_real_runs_make_one_group_for_each_algorithm(real_runs: Path) -> None:
+    groups = compare([real_runs]).groups
+    assert [group.label for group in groups] == ["FedAvg", "MIFA", "FedVARP"]
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1]] * 3
+    assert all(group.rounds.tolist() == [0, 5, 10, 15, 20] for group in groups)
+
+
+def test_a_seed_of_the_data_is_part_of_the_task(tmp_path: Path) -> None:
+    # data.seed is 0 in both runs, and no copy of the run's seed: they share their federation.
+    for seed in (0, 1):
+        write_run(tmp_path / "same" / str(seed), [0.1], seed=seed, settings={"data": {"seed": 0}})
+    assert len(compare([tmp_path / "same"]).groups) == 1
+    for seed in (0, 1):
+        other = {"data": {"seed": 7 + seed}}
+        write_run(tmp_path / "other" / str(seed), [0.1], seed=seed, settings=other)
+    with pytest.raises(RunError, match=r"data\.seed: 7 .*, 8 "):
+        compare([tmp_path / "other"])
+
+
+def test_different_tasks_are_refused_with_their_differences(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", [0.1, 0.2], settings={"data": {"name": "digits"}})
+    for seed in (0, 1):
+        setting = {"data": {"name": "cifar10"}}
+        write_run(tmp_path / f"two{seed}", [0.1, 0.2], seed=seed, settings=setting)
+    with pytest.raises(RunError) as refusal:
+        compare([tmp_path])
+    assert f"data.name: digits ({tmp_path / 'one'}), cifar10 ({tmp_path / 'two0'} and 1 more)" in (
+        str(refusal.value)
+    )
+    assert "--allow-different" in str(refusal.value)
+    allowed = compare([tmp_path], allow_different=True)
+    assert [group.label for group in allowed.groups] == [
+        "FedVARP (name=cifar10)",
+        "FedVARP (name=digits)",
+    ]
+    assert any("different tasks" in note for note in allowed.notes)
+
+
+def test_of_many_differences_those_that_both_sides_set_come_first(tmp_path: Path) -> None:
+    many = {"extra": {f"s{i}": i for i in range(20)}}
+    write_run(tmp_path / "a", [0.1], settings=many | {"clients_per_round": 2})
+    write_run(tmp_path / "b", [0.1], settings={"clients_per_round": 5})
+    with pytest.raises(RunError) as refusal:
+        compare([tmp_path])
+    lines = str(refusal.value).splitlines()
+    assert lines[1].startswith("  clients_per_round: 2 ")
+    assert lines[-2] == "  and 13 more settings"  # 21 differences, 8 of them listed
+
+
+def test_method_and_machine_may_differ(tmp_path: Path) -> None:
+    int8 = {"server": {"lr": 0.5}, "table": {"codec": "int8"}}
+    write_run(tmp_path / "a", [0.1, 0.2], settings=int8)
+    elsewhere = {
+        "recording": {"commit_every": 5},
+        "table": {"codec": "float32", "where": "disk"},
+        "trainer": {
+            "name": "parallel",
+            "workers": 2,
+            "threads": 4,
+            "compile": True,
+            "exact": False,
+            "auto": "parallel 0.1 s a round",
+        },
+    }
+    write_run(tmp_path / "b", [0.1, 0.2], seed=1, settings=elsewhere)
+    write_run(tmp_path / "c", [0.1, 0.2], seed=2, settings={"table": {"codec": "float32"}})
+    groups = compare([tmp_path]).groups
+    assert [[run.seed for run in group.runs] for group in groups] == [[0], [1, 2]]
+
+
+def test_rates_of_clients_and_server_are_told_apart(tmp_path: Path) -> None:
+    for server_lr in (0.5, 1.0):
+        settings = {"server": {"lr": server_lr, "momentum": 0.9}}
+        write_run(tmp_path / str(server_lr), [0.1, 0.2], settings=settings)
+    write_run(tmp_path / "own", [0.1, 0.2], lr=0.3, settings=settings)
+    assert [group.label for group in compare([tmp_path]).groups] == [
+        "FedVARP (lr=0.1, server.lr=0.5)",
+        "FedVARP (lr=0.1, server.lr=1)",
+        "FedVARP (lr=0.3, server.lr=1)",
+    ]
+
+
+def test_another_initial_model_is_another_task(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", train_loss=[2.3, 1.0], algorithm="fedavg")
+    write_run(tmp_path / "b", train_loss=[2.2, 1.0], algorithm="fedvarp")
+    with pytest.raises(RunError, match=r"initial model with seed 0: 2\.3 .*, 2\.2 "):
+        compare([tmp_path])
+    write_run(tmp_path / "c", train_loss=[2.2001, 1.0], algorithm="mifa")
+    compare([tmp_path / "b", tmp_path / "c"])  # another machine's rounding
+
+
+def test_the_same_run_twice(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "x", [0.1, 0.2])
+    (tmp_path / "link").symlink_to(run)
+    assert len(read_runs([run, tmp_path, tmp_path / "link"])[0]) == 1
+    shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(RunError, match="would count twice"):
+        compare([tmp_path])
+
+
+def test_rates_of_the_papers_grid_are_powers_of_ten(tmp_path: Path) -> None:
+    for lr in (0.1, 10**-1.5):
+        write_run(tmp_path / str(lr), [0.1, 0.2], lr=lr)
+    labels = [row.group.label for row in compare([tmp_path]).rows]
+    assert labels == ["FedVARP (lr=10^-1.5)", "FedVARP (lr=0.1)"]
+
+
+def test_groups_need_a_common_round(tmp_path: Path) -> None:
+    runs = []
+    for seed in (0, 1):
+        run = write_run(tmp_path / str(seed), [0.1, 0.2], seed=seed)
+        metrics = RunDirectory(run).metrics_file
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text(lines[0] if seed else lines[10])
+        runs.append(run)
+    (group,) = group_runs(read_runs(runs)[0])
+    with pytest.raises(RunError, match="share no evaluated round"):
+        _ = group.rounds
