@@ -12,7 +12,7 @@ import torch
 
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.analysis.units import in_bytes, in_seconds
-from fedvarp.clusters.named import clusters_by_name
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.experiments.build import Experiment
 from fedvarp.experiments.settings import ROW_DTYPES
 from fedvarp.server.flat_model import FlatModel

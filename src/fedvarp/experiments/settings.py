@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from fedvarp.clusters.named import CLUSTERS_PATTERN
+from fedvarp.clusters.names import CLUSTERS_PATTERN
 from fedvarp.experiments.sections import (
     MODELS_FOR,
     Always,

@@ -15,7 +15,7 @@ from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD, Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
-from fedvarp.clusters.named import clusters_by_name
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data import FederatedDataset
 from fedvarp.runs.directory import RunDirectory

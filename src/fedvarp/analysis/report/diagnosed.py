@@ -12,7 +12,7 @@ from fedvarp.analysis.groups import Group
 from fedvarp.analysis.runs import Run
 from fedvarp.analysis.styles import look_of
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import CAUSES, FILE_NAME
+from fedvarp.diagnosis.result import CAUSES, FILE_NAME
 from fedvarp.diagnosis.text import with_rows
 from fedvarp.runs.directory import RunError
 
