@@ -6,7 +6,7 @@ smaller than one around the mean of all. With n = N every correction vanishes, a
 
 Standard errors are those of the jackknife (each estimate again without each client in turn), with
 the finite-population factor 1 − n/N. It overstates the error where the clients lie equally far from
-their mean, and never understates it by much; `tests/theory/test_measurements.py` checks both.
+their mean, and never understates it by much; `tests/theory/test_estimators.py` checks both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> floa
 
 
 def squared_norm(mean_norm2: float, spread: float, n: int, N: int) -> float:
-    """Estimates ‖∇f‖² from the mean of n gradients, too long by (1/n − 1/N) S² on average.
+    """Estimates ‖∇f‖² from the mean of n gradients.
+
+    ‖mean‖² exceeds ‖∇f‖² by (1/n − 1/N) S² on average, which is taken off.
 
     Args:
         mean_norm2: ‖mean of the sampled gradients‖².
