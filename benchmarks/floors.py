@@ -15,7 +15,7 @@ import torch
 from benchmarks.noisy_quadratics import NoisyQuadratics
 from benchmarks.timing import table
 from fedvarp.analysis.styles import LOOKS
-from fedvarp.theory import conditions, sampling_variance
+from fedvarp.theory import Problem, conditions, sampling_variance
 
 NUM_CLIENTS, NUM_CLUSTERS, NUM_STEPS = 20, 5, 1
 COHORTS = (2, 4, 8, 16)
@@ -42,14 +42,13 @@ class Floor:
 
 def client_lr() -> float:
     """The largest that Theorem 2 allows for the smallest cohort; the same for all points."""
-    of_fedvarp = conditions(
-        algorithm="fedvarp",
+    problem = Problem(
         num_clients=NUM_CLIENTS,
         clients_per_round=min(COHORTS),
         num_steps=NUM_STEPS,
-        client_lr=1.0,
         smoothness=1.0,
     )
+    of_fedvarp = conditions("fedvarp", problem, client_lr=1.0)
     return min(condition.largest_client_lr for condition in of_fedvarp)
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvarp.cli.app import app
-from fedvarp.diagnosis import diagnose as diagnosis
+from fedvarp.diagnosis import procedure
 
 SMALL = [
     "--set",
@@ -68,7 +68,7 @@ def test_nothing_is_measured_for_a_figure_that_cannot_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    monkeypatch.setattr(diagnosis, "diagnose", lambda *_, **__: pytest.fail("measured in vain"))
+    monkeypatch.setattr(procedure, "diagnose", lambda *_, **__: pytest.fail("measured in vain"))
     result = runner.invoke(app, ["diagnose", "digits", "--out", str(tmp_path / "figure.png")])
     assert result.exit_code == 1
     assert "fedvarp[plots]" in result.stderr

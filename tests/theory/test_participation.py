@@ -52,27 +52,25 @@ def test_half_a_million_of_a_million() -> None:
 
 def test_the_chance_of_presence_keeps_its_digits() -> None:
     """1 − p = M/N for single clients: 1 − 0.999999 in floating point has lost six digits."""
-    stale = Staleness.of_clusters(10**6, 1, num_clusters=10**6)
+    stale = Staleness.of_clusters([1] * 10**6, 1)
     assert stale.present == pytest.approx(1e-6, rel=1e-15)
-    assert stale == Staleness.of_clusters(10**6, 1, cluster_sizes=[1] * 10**6)
     single = Staleness.of_clients(10**6, 1)
     assert (single.present, single.absent, single.exact) == (1e-6, 0.999999, True)
 
 
 def test_unequal_clusters_average_over_clients() -> None:
     """N = 6 in clusters of 1, 2 and 3, M = 2: p_k = 10/15, 6/15 and 3/15."""
-    stale = Staleness.of_clusters(6, 2, cluster_sizes=[3, 1, 2])
+    stale = Staleness.of_clusters([3, 1, 2], 2)
     assert stale.absent == pytest.approx((1 * 10 + 2 * 6 + 3 * 3) / 6 / 15)
     assert stale.present == pytest.approx(1 - stale.absent)
     assert not stale.exact
 
 
-def test_clusters_as_equal_as_possible() -> None:
-    """8 clients in 3 clusters: 3, 3, 2."""
-    stale = Staleness.of_clusters(8, 2, num_clusters=3)
-    assert stale == Staleness.of_clusters(8, 2, cluster_sizes=[3, 3, 2])
-    assert not stale.exact
-    assert Staleness.of_clusters(9, 2, num_clusters=3).exact
+def test_clusters_of_one_size_are_those_of_the_theorem() -> None:
+    """N = 6 in three pairs, M = 2: of 15 cohorts 6 miss a given pair."""
+    stale = Staleness.of_clusters([2, 2, 2], 2)
+    assert stale.absent == pytest.approx(6 / 15)
+    assert stale.exact
 
 
 @given(small)
@@ -112,7 +110,7 @@ def test_a_cohort_has_some_clients(cohort: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         Staleness.of_clients(6, cohort)
     with pytest.raises(ValueError, match="at least one"):
-        Staleness.of_clusters(6, cohort, num_clusters=2)
+        Staleness.of_clusters([3, 3], cohort)
 
 
 def test_a_client_alone_unless_a_size_is_given() -> None:

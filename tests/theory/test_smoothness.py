@@ -13,13 +13,14 @@ from torch.func import functional_call
 from fedvarp import FlatModel, LocalSGD, stream
 from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import from_tensors, quadratics
-from fedvarp.models import CharGRU, Quadratic, initialised, quadratic_loss
+from fedvarp.models import CharGRU, Quadratic, initialised
 from fedvarp.theory.smoothness import (
     gradient_difference,
     hessian_product,
     power_iteration,
     smoothness,
 )
+from small_problems import quadratic_gradients
 
 SGD = LocalSGD(lr=0.1, batch_size=4, epochs=1)
 
@@ -79,8 +80,7 @@ def test_recurrent_models_have_curvature_too() -> None:
 
 def test_a_walk_shows_less_than_l_and_exactly_that_where_curvature_is_one_number() -> None:
     data = quadratics(6, 8, num_clusters=3, smoothness=3.0, strong_convexity=0.5)
-    flat = FlatModel(Quadratic(8))
-    gradients = ClientGradients(data, flat, quadratic_loss, SGD, torch.zeros(8))
+    gradients = quadratic_gradients(data, 8, SGD)
     found = smoothness(gradients, [0, 4])
     assert set(found.by_client) == {0, 4}
     assert 0.5 < found.gradient_difference < 3.0

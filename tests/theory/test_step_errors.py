@@ -14,17 +14,16 @@ from fedvarp import FlatModel, LocalSGD, stream
 from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import Quadratics, from_tensors, quadratics
-from fedvarp.models import Quadratic, quadratic_loss
-from fedvarp.theory.step_errors import UpdateSpread, measure_updates
+from fedvarp.models import quadratic_loss
+from fedvarp.theory import UpdateSpread, measure_updates
+from small_problems import quadratic_gradients
 
 N, DIM = 20, 10
 
 
 def spread_of(data: Quadratics, sgd: LocalSGD, seed: int = 0, n: int = N) -> UpdateSpread:
-    flat = FlatModel(Quadratic(DIM))
-    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM), seed=seed)
     chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:n].sort().values
-    return measure_updates(gradients, chosen, data.cluster_of)
+    return measure_updates(quadratic_gradients(data, DIM, sgd, seed), chosen, data.cluster_of)
 
 
 def gradients_at_zero(data: Quadratics) -> Tensor:
@@ -95,27 +94,20 @@ def test_errors_are_those_of_drawing_cohorts() -> None:
 def test_rows_as_they_are_against_every_cohort() -> None:
     """v = mean(y) + average over S of (Δ − y), for any y, over every cohort of 3 of 20."""
     data = quadratics(N, DIM, sigma2=0.0, smoothness=2.0)
-    flat, sgd = FlatModel(Quadratic(DIM)), LocalSGD(lr=0.2, batch_size=10, steps=3)
-    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM))
+    sgd = LocalSGD(lr=0.2, batch_size=10, steps=3)
+    gradients = quadratic_gradients(data, DIM, sgd)
     y = torch.randn(N, DIM, generator=stream(3, "rows"))
     found = measure_updates(
         gradients, torch.arange(N), data.cluster_of, row_of=lambda client: y[client]
     ).errors_with_rows("fedvarp", N, 3)
-    h = torch.stack(
-        [
-            local_training.train(
-                sgd,
-                flat,
-                quadratic_loss,
-                torch.zeros(DIM),
-                data.client(i),
-                seed=0,
-                round=1,
-                client=i,
-            ).delta
-            for i in range(N)
-        ]
-    ).double()
+    model, w = gradients.model, gradients.w
+    updates = [
+        local_training.train(
+            sgd, model, quadratic_loss, w, data.client(i), seed=0, round=1, client=i
+        ).delta
+        for i in range(N)
+    ]
+    h = torch.stack(updates).double()
     cohorts = torch.combinations(torch.arange(N), 3)
     v = y.double().mean(0) + (h - y.double())[cohorts].mean(1)
     by_hand = (v - h.mean(0)).square().sum(1).mean()
@@ -156,8 +148,8 @@ def test_rows_of_noisy_clients_are_measured_without_bias() -> None:
     truth = float((away - away.mean(0)).square().sum(1).mean())
     values = []
     for seed in range(16):
-        flat, sgd = FlatModel(Quadratic(DIM)), LocalSGD(lr=0.1, batch_size=2, steps=1)
-        gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(DIM), seed=seed)
+        sgd = LocalSGD(lr=0.1, batch_size=2, steps=1)
+        gradients = quadratic_gradients(data, DIM, sgd, seed)
         chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:8]
         found = measure_updates(gradients, chosen, None, row_of=lambda client: y[client])
         assert found.around_rows is not None
@@ -203,20 +195,17 @@ def test_shared_rows_against_every_cohort(sizes: list[int], M: int) -> None:
 
 
 def test_one_client_has_updates_too() -> None:
-    flat = FlatModel(Quadratic(4))
     data = from_tensors([(torch.ones(1, 4), torch.ones(1, 4))])
-    sgd = LocalSGD(lr=0.1, batch_size=1, steps=1)
-    gradients = ClientGradients(data, flat, quadratic_loss, sgd, torch.zeros(4))
-    found = measure_updates(gradients, torch.arange(1), None)
+    gradients = quadratic_gradients(data, 4, LocalSGD(lr=0.1, batch_size=1, steps=1))
+    found = measure_updates(gradients, torch.arange(1))
     assert (found.noise, found.between_clients, found.diverged) == (0, 0, 0)
     assert found.drift == pytest.approx(0, abs=1e-12)
 
 
 def test_clients_that_diverge_are_left_out_and_counted() -> None:
     parts = [(torch.ones(1, 4), torch.full((1, 4), h)) for h in (1.0, 1.0, 1e9)]
-    flat = FlatModel(Quadratic(4))
     sgd = LocalSGD(lr=0.1, batch_size=1, steps=40)
-    gradients = ClientGradients(from_tensors(parts), flat, quadratic_loss, sgd, torch.zeros(4))
-    assert measure_updates(gradients, torch.arange(3), None).diverged == 1
-    with pytest.raises(ValueError, match="diverged at 1 of 2 clients"):
-        measure_updates(gradients, torch.tensor([0, 2]), None)
+    gradients = quadratic_gradients(from_tensors(parts), 4, sgd)
+    assert measure_updates(gradients, torch.arange(3)).diverged == 1
+    with pytest.raises(ValueError, match=r"diverged at 1 of 2 clients.*client rate"):
+        measure_updates(gradients, torch.tensor([0, 2]))

@@ -55,8 +55,9 @@ def diagnose(
     from fedvarp.analysis.figures import refuse_undrawable
     from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
     from fedvarp.cli.output import shows_progress
-    from fedvarp.diagnosis import diagnose as diagnosis
-    from fedvarp.diagnosis.advice import advice, refuse_wishes
+    from fedvarp.diagnosis import procedure
+    from fedvarp.diagnosis.advice import advise, refuse_wishes
+    from fedvarp.diagnosis.result import write_json
     from fedvarp.diagnosis.text import as_text
     from fedvarp.runs.directory import RunDirectory
 
@@ -64,7 +65,7 @@ def diagnose(
     refuse_wishes(keep, budget)
     if out is not None:
         refuse_undrawable(out)
-    found = diagnosis.diagnose(
+    found = procedure.diagnose(
         source,
         overrides or [],
         sample=sample,
@@ -72,14 +73,14 @@ def diagnose(
         data_dir=data_dir,
         progress=shows_progress(quiet),
     )
-    told = advice(found, keep=keep, memory_budget=budget)
+    told = advise(found, keep=keep, memory_budget=budget)
     # Printed first: what was measured for long is not lost where a file cannot be written.
     if as_json:
         typer.echo(json.dumps(found.as_json() | {"advice": told}, allow_nan=False))
     else:
         typer.echo(as_text(found, told), nl=False)
     if RunDirectory(source).exists and not overrides:  # what if is not what the run is
-        diagnosis.write_json(found, told, Path(source) / DIAGNOSIS_FILE)
+        write_json(found, told, Path(source) / DIAGNOSIS_FILE)
     if out is not None:
         from fedvarp.diagnosis.figure import draw
 

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.clusters.known_groups import by_metadata
 from fedvarp.randomness import stream
 
 _RESTARTS: Final = 5
@@ -15,19 +16,23 @@ _DISTANCES: Final = 2**24  # held at a time
 
 
 def k_means(points: Tensor, num_clusters: int, seed: int = 0) -> Tensor:
-    """(n,) int64, the cluster of each of n points, 0 … K-1, every number used.
+    """Groups n points into K clusters around their means.
 
-    Clusters are numbered in the order in which the points come: the same partition has the same
-    numbers.
+    >>> points = torch.tensor([[0.0], [5.0], [0.1], [5.1], [9.0]])
+    >>> k_means(points, 3).tolist()
+    [0, 1, 0, 1, 2]
 
     Args:
         points: (n, s).
         num_clusters: K, at most n.
         seed: Keys the starts.
 
-    >>> points = torch.tensor([[0.0], [5.0], [0.1], [5.1], [9.0]])
-    >>> k_means(points, 3).tolist()
-    [0, 1, 0, 1, 2]
+    Returns:
+        (n,) int64, the cluster of each point, 0 … K-1, every number used. Clusters are numbered in
+        the order in which their first points come: the same partition has the same numbers.
+
+    Raises:
+        ValueError: Unless 1 ≤ K ≤ n.
     """
     n, K = len(points), num_clusters
     if not 1 <= K <= n:
@@ -41,17 +46,7 @@ def k_means(points: Tensor, num_clusters: int, seed: int = 0) -> Tensor:
         labels, spread = _lloyd(points, _plus_plus(points, K, draw))
         if spread < best_spread:
             best, best_spread = labels, spread
-    return in_order_of_appearance(best)
-
-
-def in_order_of_appearance(labels: Tensor) -> Tensor:
-    """The same partition, numbered by the first member of each cluster.
-
-    >>> in_order_of_appearance(torch.tensor([7, 2, 7, 0])).tolist()
-    [0, 1, 0, 2]
-    """
-    numbers: dict[int, int] = {}
-    return torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels.tolist()])
+    return by_metadata(best)
 
 
 def _plus_plus(points: Tensor, K: int, draw: torch.Generator) -> Tensor:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedvarp.algorithms import Aggregator
+from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
-from fedvarp.clusters.clustering import by_gradients
-from fedvarp.clusters.named import Clusters
-from fedvarp.data import FederatedDataset
+from fedvarp.clusters.from_gradients import by_gradients
+from fedvarp.clusters.names import ClusterPlan
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Server
-from fedvarp.tables import ClusteredTable
+from fedvarp.tables.clustered import ClusteredTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,18 @@ class Reclustering:
 
     What it does in round t depends on w, the seed and t alone; with the clusters in the checkpoint,
     a resumed run goes on as if nothing had happened.
+
+    Attributes:
+        clusters: How many clusters, from what, and how often.
+        table: Whose rows are shared.
+        dataset: The clients' examples.
+        model: Computes the output; its parameters end up bound to another vector.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
     """
 
-    clusters: Clusters
+    clusters: ClusterPlan
     table: ClusteredTable
     dataset: FederatedDataset
     model: FlatModel
@@ -39,12 +48,24 @@ class Reclustering:
     seed: int
 
     def is_due(self, round: int) -> bool:
-        """Whether clusters are made before this round."""
+        """Says whether clusters are found before a round.
+
+        Args:
+            round: t, from 0.
+
+        Returns:
+            True before the first round, and before every R-th if they are found anew.
+        """
         every = self.clusters.every
         return round == 0 or (every is not None and round % every == 0)
 
     def renew(self, server: Server, buffers: Mapping[str, Tensor]) -> None:
-        """Clusters for the server's present model."""
+        """Finds clusters for the server's present model, and moves the rows over.
+
+        Args:
+            server: Holds w and t.
+            buffers: The model's buffers at w.
+        """
         assert self.clusters.num_auto is not None
         cluster_of = by_gradients(
             self.dataset,
@@ -57,13 +78,12 @@ class Reclustering:
             buffers=buffers,
             round=server.round,
             seed=self.seed,
-            progress=False,
         )
         self.table.recluster(cluster_of)
 
 
 def reclustering(
-    clusters: Clusters,
+    clusters: ClusterPlan,
     aggregator: Aggregator,
     dataset: FederatedDataset,
     model: FlatModel,
@@ -71,7 +91,20 @@ def reclustering(
     local_sgd: LocalSGD,
     seed: int,
 ) -> Reclustering | None:
-    """None if the clusters are known from the start, or nobody shares a row."""
+    """Prepares the re-clustering of a run.
+
+    Args:
+        clusters: What the settings say about clusters.
+        aggregator: The algorithm, with its table.
+        dataset: The clients' examples.
+        model: Computes the output.
+        loss: (output, targets) → mean loss of a batch.
+        local_sgd: What a client does.
+        seed: The run's seed.
+
+    Returns:
+        The re-clustering; None if all clusters are known at first, or nobody shares a row.
+    """
     table = aggregator.table
     if clusters.num_auto is None or not isinstance(table, ClusteredTable):
         return None

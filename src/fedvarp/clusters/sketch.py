@@ -31,6 +31,13 @@ class Sketch:
         size: Numbers in a sketch.
         seed: Sketches of another seed are independent.
         device: Where the vectors are.
+
+    Attributes:
+        size: Numbers in a sketch, at most d.
+        is_exact: Whether sketches are the vectors themselves.
+
+    Raises:
+        ValueError: If `size` is below 1.
     """
 
     def __init__(self, dim: int, size: int, seed: int, device: torch.device | str = "cpu") -> None:
@@ -46,7 +53,14 @@ class Sketch:
             self._sign = 2 * self._sign - 1
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """(size,) float64, on the CPU."""
+        """Sketches one vector.
+
+        Args:
+            vector: (d,).
+
+        Returns:
+            (size,) float64, on the CPU.
+        """
         if self.is_exact:
             return vector.detach().double().cpu().clone()
         sums = torch.zeros(self.size, dtype=torch.float64, device=vector.device)

@@ -1,4 +1,8 @@
-"""Which error dominates a training, and what would help."""
+"""Which error dominates a training, and what would help.
+
+`diagnose` measures at the first model of a config or at the last checkpoint of a run; `advise` puts
+the result into sentences, `as_text` into tables, and `draw` into a figure.
+"""
 
 import lazy_loader
 

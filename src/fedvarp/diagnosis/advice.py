@@ -1,4 +1,4 @@
-"""A diagnosis in the words of somebody who has a training to run."""
+"""What a diagnosis means for somebody who has a training to run, in sentences."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import Diagnosis
+from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.tables.settings import CODEC_NAMES
-from fedvarp.theory.cluster_curve import CurvePoint
-from fedvarp.theory.error_terms import ErrorTerms
+from fedvarp.theory.bounds import ErrorTerms
+from fedvarp.theory.measurements import CurvePoint
 from fedvarp.theory.step_errors import StepErrors
 
 KEEP: Final = 0.8
@@ -21,17 +21,24 @@ WORDS: Final = {
     "partial_participation": "the choice of clients (partial participation)",
     "client_drift": "local steps that lead away from the common model (client drift)",
 }
+"""The causes of an error, as sentences name them."""
 
 
-def advice(
+def advise(
     found: Diagnosis, *, keep: float = KEEP, memory_budget: float | None = None
 ) -> list[str]:
-    """What to do next, and what that rests on.
+    """Says what dominates, what to do next, and what that rests on.
 
     Args:
         found: The diagnosis.
         keep: The share of the variance between clients that clusters should remove.
         memory_budget: Bytes that the table may take; None: any.
+
+    Returns:
+        Sentences, one or several to a line.
+
+    Raises:
+        ValueError: For a share that cannot be kept, or for no memory.
     """
     refuse_wishes(keep, memory_budget)
     lines = []
@@ -45,7 +52,15 @@ def advice(
 
 
 def refuse_wishes(keep: float, memory_budget: float | None) -> None:
-    """Raises ValueError for a share that cannot be kept, or for no memory."""
+    """Refuses wishes that no clusters can meet.
+
+    Args:
+        keep: The share of the variance between clients that clusters should remove.
+        memory_budget: Bytes that the table may take; None: any.
+
+    Raises:
+        ValueError: For a share that cannot be kept, or for no memory.
+    """
     if not 0 < keep <= 1:
         raise ValueError(f"keep={keep} must be above 0 and at most 1, as in 0.8.")
     if memory_budget is not None and not memory_budget > 0:
@@ -53,7 +68,14 @@ def refuse_wishes(keep: float, memory_budget: float | None) -> None:
 
 
 def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
-    """What each cause is of their sum; an estimate below zero counts as none."""
+    """Splits an error by cause.
+
+    Args:
+        terms: Measured, or a bound.
+
+    Returns:
+        {cause: its share of their sum}; an estimate below zero counts as none.
+    """
     parts = {name: max(float(getattr(terms, name)), 0.0) for name in WORDS}
     total = sum(parts.values())
     return {name: part / total if total > 0 else 0.0 for name, part in parts.items()}
@@ -227,7 +249,14 @@ def _next_move(found: Diagnosis) -> str:
 
 
 def assumptions(found: Diagnosis) -> list[str]:
-    """What all of this rests on."""
+    """Says what a diagnosis rests on.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        Sentences, one or two to a line.
+    """
     settings, measured = found.settings, found.measured
     L = measured.smoothness
     lines = [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from fedvarp.analysis.figures import our_style, save
 from fedvarp.analysis.styles import CAUSES, LOOKS
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import Diagnosis
+from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.text import shown_step_errors
-from fedvarp.theory.error_terms import ErrorTerms
+from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
 
 if TYPE_CHECKING:
@@ -22,16 +22,30 @@ Bars = Mapping[str, StepErrors] | Mapping[str, ErrorTerms]  # by the label of a 
 
 
 def draw(found: Diagnosis, out: Path) -> Path:
-    """Draws the diagnosis into a .png, .svg or .pdf file."""
-    return save(figure(found), out)
+    """Draws a diagnosis into a file.
+
+    Args:
+        found: The diagnosis.
+        out: A .png, .svg or .pdf file.
+
+    Returns:
+        The file.
+    """
+    return save(as_figure(found), out)
 
 
-def figure(found: Diagnosis) -> Figure:
-    """Stacked bars of the errors by algorithm, and σ_K² against K."""
+def as_figure(found: Diagnosis) -> Figure:
+    """Draws stacked bars of the errors by algorithm, and σ_K² against K.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        A figure with one to three panels.
+    """
     from matplotlib.figure import Figure
 
     rate = min(found.smallest_allowed_lr, found.client_lr)
-
     panels: list[tuple[str, Bars | None]] = [
         *([("step", shown_step_errors(found))] if found.step_errors else []),
         ("bound", {LOOKS[name].label: one for name, one in found.terms(rate).items()}),
@@ -81,7 +95,10 @@ def _draw_curve(axes: Axes, found: Diagnosis) -> None:
     look, m = LOOKS["cluster_fedvarp"], found.measured
     numbers = [point.num_clusters for point in found.curve]
     left = [100 * (1 - point.share_removed) for point in found.curve]
-    axes.plot(numbers, left, label="k-means", color=look.colour, marker="^", markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip # noqa: E501
+    axes.plot(
+        numbers, left, label="k-means", color=look.colour, marker="^", markeredgecolor="white",
+        markeredgewidth=0.5,
+    )  # fmt: skip
     if m.sigma_K2 is not None and m.cluster_sizes is not None and m.sigma_g2.value > 0:
         own = 100 * m.sigma_K2.value / m.sigma_g2.value
         axes.plot([len(m.cluster_sizes)], [own], "ks", label="those measured")

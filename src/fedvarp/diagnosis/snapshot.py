@@ -1,4 +1,4 @@
-"""Where a diagnosis is made: at the first model of some settings, or where a run stands."""
+"""Where a diagnosis is made: at the first model of some settings, or at a run's last checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
-from fedvarp.clusters.named import clusters_by_name
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.experiments.build import Experiment
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Server
-from fedvarp.tables import ClientTable
+from fedvarp.tables.base import ClientTable
 
 _REPLAYS: Final = ("fedvarp", "cluster_fedvarp")  # whose rows stand in for absent clients
 
@@ -30,40 +30,60 @@ class Snapshot:
     Attributes:
         round: After how many rounds.
         w: (d,) the model.
-        buffers: What else it has.
-        clusters: (N,) int64, if k-means has found some.
-        rows: y_1 … y_N of FedVARP or ClusterFedVARP; None for others, and where the settings are
+        buffers: Its buffers.
+        cluster_of: (N,) int64, if k-means has found clusters; else None.
+        table: y_1 … y_N of FedVARP or ClusterFedVARP; None for others, and where the settings are
             not those that the rows were made with.
     """
 
     round: int
     w: Tensor
     buffers: Mapping[str, Tensor]
-    clusters: Tensor | None = None
-    rows: ClientTable | None = None
+    cluster_of: Tensor | None = None
+    table: ClientTable | None = None
 
     def row_of(self, client: int) -> Tensor:
-        """y_i, (d,)."""
-        assert self.rows is not None
-        return self.rows.get(torch.tensor([client]))[0]
+        """Reads the row of a client from the table, which must be there.
+
+        Args:
+            client: i.
+
+        Returns:
+            y_i, (d,).
+        """
+        assert self.table is not None
+        return self.table.get(torch.tensor([client]))[0]
 
 
-def at_first(flat: FlatModel) -> Snapshot:
-    """Before the first round."""
+def of_first_model(flat: FlatModel) -> Snapshot:
+    """Takes the model before the first round, when nothing has been gathered.
+
+    Args:
+        flat: The model.
+
+    Returns:
+        Its weights and buffers.
+    """
     return Snapshot(0, flat.vector(), flat.buffers())
 
 
 @contextlib.contextmanager
-def at_checkpoint(
+def of_last_checkpoint(
     directory: RunDirectory, experiment: Experiment, flat: FlatModel, *, with_rows: bool
 ) -> Iterator[Snapshot]:
-    """After the last whole round of a run; its rows can be read inside the `with` block.
+    """Opens the last checkpoint of a run; its rows can be read inside the `with` block.
 
     Args:
         directory: Of the run.
         experiment: What its settings stand for.
         flat: Its model.
-        with_rows: Whether the settings are those the run was made with.
+        with_rows: Whether to read rows too: the settings must be those the run was made with.
+
+    Yields:
+        The model of the checkpoint, with clusters and rows if there are any.
+
+    Raises:
+        RunError: If there is no checkpoint, or an empty one.
     """
     if not directory.checkpoint_folder.exists():
         raise RunError(
@@ -75,19 +95,19 @@ def at_checkpoint(
         if checkpoint.round is None:
             raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
         w = checkpoint.store.read_tensor("state", "w", torch.float32, (flat.dim,))
-        rows = None
+        table = None
         if with_rows and experiment.settings.algorithm in _REPLAYS:
-            rows = _rows(directory, checkpoint, experiment, flat, opened)
+            table = _restored_table(directory, checkpoint, experiment, flat, opened)
         yield Snapshot(
             checkpoint.round,
             w.to(experiment.settings.trainer.device),
             checkpoint.tensors(),
             checkpoint.beside_rows().get("cluster_of"),
-            rows,
+            table,
         )
 
 
-def _rows(
+def _restored_table(
     directory: RunDirectory,
     checkpoint: Checkpoint,
     experiment: Experiment,

@@ -8,8 +8,8 @@ from typing import Final
 from fedvarp.analysis.styles import CAUSES, LOOKS, with_rows
 from fedvarp.analysis.tables import Table, paragraphs
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.diagnose import Diagnosis
-from fedvarp.theory.error_terms import ErrorTerms
+from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.estimators import Estimate
 from fedvarp.theory.step_errors import ParameterSpread, StepErrors
 
@@ -17,7 +17,15 @@ _HEADER: Final = tuple(cause.label for cause in CAUSES.values())
 
 
 def tables(found: Diagnosis) -> list[Table]:
-    """The diagnosis as tables."""
+    """Lays a diagnosis out in tables.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        Constants, errors of a step, what rows leave by parameter, bounds, clusters: those there
+        are.
+    """
     shown = [_constants(found)]
     if found.step_errors:
         title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
@@ -38,40 +46,55 @@ def tables(found: Diagnosis) -> list[Table]:
 
 
 def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
-    """Tables, then advice."""
+    """Writes a diagnosis for a terminal: tables, then advice.
+
+    Args:
+        found: The diagnosis.
+        advice: What `advise` says about it.
+
+    Returns:
+        Lines of at most 100 characters.
+    """
     shown = "".join(table.text() for table in tables(found))
     return shown + paragraphs(f"- {line}" for line in advice)
 
 
 def _constants(found: Diagnosis) -> Table:
     m, L = found.measured, found.measured.smoothness
-    sigma_K2 = m.sigma_K2
-    own = [("σ_K²", _number(sigma_K2), f"within {len(m.cluster_sizes or [])} clusters, mean over clients")]  # fmt: skip # noqa: E501
+    within = f"within {len(m.cluster_sizes or [])} clusters, mean over clients"
     lines = [
         ("f(w)", _number(m.loss), f"f* is at least {m.loss_lower_bound:g}"),
         ("‖∇f(w)‖²", _number(m.gradient_norm2), ""),
         ("σ²", _number(m.sigma2), "noise of a mini-batch, mean over clients and local steps"),
         ("σ_g²", _number(m.sigma_g2), "between clients, mean over clients"),
         ("", f"{m.sigma_g2_max:.3g}", "between clients, the largest of those measured"),
-        *(own if sigma_K2 is not None else []),
+        *([] if m.sigma_K2 is None else [("σ_K²", _number(m.sigma_K2), within)]),
         ("L", f"{L.curvature:.3g}", f"largest curvature of {len(L.by_client)} clients"),
         ("", f"{L.gradient_difference:.3g}", "from the gradients at both ends of a client's walk"),
         ("τ", f"{m.num_steps:g}", "local steps, mean over clients"),
     ]
-    whom = f"all {m.num_clients:,}" if m.of_all_clients else f"{len(m.clients):,} of {m.num_clients:,}"  # fmt: skip # noqa: E501
-    title = f"{found.settings.name} after round {found.round}, measured over {whom} clients"
+    whom = "all" if m.of_all_clients else f"{len(m.clients):,} of"
+    title = (
+        f"{found.settings.name} after round {found.round}, measured over {whom} "
+        f"{m.num_clients:,} clients"
+    )
     return Table(title, ("", "value", "what it is"), lines, words=("what it is",))
 
 
-def _number(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "–"
+def _number(estimate: Estimate) -> str:
     error = f" ± {estimate.standard_error:.1g}" if estimate.standard_error > 0 else ""
     return f"{estimate.value:.3g}{error}"
 
 
 def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
-    """Errors of a step by the names they are shown under: algorithms, then the run's own rows."""
+    """Names the errors of a step as they are shown: algorithms, then the run's own rows.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        {label: errors}.
+    """
     shown = {LOOKS[name].label: one for name, one in found.step_errors.items()}
     if (own := found.step_errors_with_rows) is not None:
         shown[with_rows(LOOKS[own.algorithm].label)] = own

@@ -13,7 +13,7 @@ import torch
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.analysis.units import in_bytes, in_seconds
 from fedvarp.clients import local_training
-from fedvarp.clusters.named import clusters_by_name
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.experiments.build import Experiment
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.codecs import codec_named

@@ -240,7 +240,7 @@ def _swept(path: Path, settings: Settings, finished: bool, error: str | None) ->
 def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
     """Raises what the run itself would raise before its first round."""
     # Not before everything else is right: they load torch.
-    from fedvarp.clusters.named import clusters_by_name
+    from fedvarp.clusters.names import clusters_by_name
     from fedvarp.experiments.build import build
 
     dataset = build(settings, data_dir).dataset

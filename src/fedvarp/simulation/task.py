@@ -17,7 +17,7 @@ from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler
-from fedvarp.clusters.named import Clusters, clusters_by_name
+from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
@@ -148,7 +148,7 @@ class Task:
 
     def clusters_and_table(
         self, dim: int, directory: RunDirectory | None
-    ) -> tuple[Clusters, TableSettings]:
+    ) -> tuple[ClusterPlan, TableSettings]:
         """Who shares a row, and what the algorithm needs to make its table.
 
         Args:

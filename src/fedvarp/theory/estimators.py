@@ -6,7 +6,7 @@ smaller than one around the mean of all. With n = N every correction vanishes, a
 
 Standard errors are those of the jackknife (each estimate again without each client in turn), with
 the finite-population factor 1 − n/N. It overstates the error where the clients lie equally far from
-their mean, and never understates it by much; `tests/theory/test_measurements.py` checks both.
+their mean, and never understates it by much; `tests/theory/test_estimators.py` checks both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedvarp.clients.running_spread import RunningSpread
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measured number and its standard error; 0: nothing was drawn, the number is exact."""
+    """A measured number and how far it may be off.
+
+    Attributes:
+        value: The estimate.
+        standard_error: 0 if nothing was drawn at random and the number is exact.
+    """
 
     value: float
     standard_error: float = 0.0
 
     def as_json(self) -> dict[str, float]:
-        """For files and programs."""
+        """Returns both numbers by name, for files and programs."""
         return {"value": self.value, "standard_error": self.standard_error}
 
 
 def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> float:
-    """σ_K²: the mean over all N clients of ‖∇f_i − mean of ∇f_j over the cluster of i‖².
+    """Estimates σ_K², the mean over all N clients of ‖∇f_i − mean of ∇f_j over the cluster of i‖².
 
     Every pair of clients of one cluster is in the sample with the probability
     n(n−1) / N(N−1), and σ_K² is a sum over such pairs: weighing those drawn by its inverse leaves
@@ -41,6 +48,9 @@ def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> floa
         spread_within: (K,) Σ ‖∇f_i − their mean‖² over the sampled clients of each cluster.
         sampled: (K,) how many clients of each cluster were sampled.
         sizes: (K,) how many clients each cluster has.
+
+    Returns:
+        σ_K².
     """
     n, N = int(sampled.sum()), int(sizes.sum())
     if n == N:
@@ -50,31 +60,99 @@ def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> floa
 
 
 def squared_norm(mean_norm2: float, spread: float, n: int, N: int) -> float:
-    """‖∇f‖² from the mean of n gradients: ‖mean‖² is too long by (1/n − 1/N) S² on average.
+    """Estimates ‖∇f‖² from the mean of n gradients.
+
+    ‖mean‖² exceeds ‖∇f‖² by (1/n − 1/N) S² on average, which is taken off.
 
     Args:
         mean_norm2: ‖mean of the sampled gradients‖².
         spread: Σ ‖∇f_i − that mean‖² over the sample.
         n: Clients in the sample.
         N: Clients in all.
+
+    Returns:
+        ‖∇f‖²; slightly below zero at times, where there is next to none.
     """
     return mean_norm2 - (1 / n - 1 / N) * spread / (n - 1) if n < N else mean_norm2
 
 
-def error_of_heterogeneity(vectors: Tensor, clusters: Tensor, sizes: Tensor) -> float:
-    """Jackknife standard error of σ_K².
+def heterogeneity_of(vectors: Tensor, clusters: Tensor, sizes: Tensor) -> float:
+    """Estimates σ_K² from gradients that are all at hand.
 
     Args:
-        vectors: (n, s) gradients, or sketches of them.
+        vectors: (n, s) float64, gradients or sketches of them.
         clusters: (n,) their clusters.
         sizes: (K,) how many clients each cluster has.
+
+    Returns:
+        σ_K².
+    """
+    _, within, sampled = _distances(vectors, clusters, len(sizes))
+    return heterogeneity(within, sampled, sizes)
+
+
+class SpreadWithinClusters:
+    """σ_K² of vectors that come cluster by cluster: the mean of one cluster is held at a time.
+
+    Args:
+        cluster_of: (N,) int64, the clusters of all clients.
+        dim: d.
+        device: Where the vectors are.
+    """
+
+    def __init__(self, cluster_of: Tensor, dim: int, device: torch.device | str = "cpu") -> None:
+        self._cluster_of, self._dim, self._device = cluster_of, dim, device
+        self._sizes = torch.bincount(cluster_of)
+        self._within = torch.zeros(len(self._sizes), dtype=torch.float64)
+        self._sampled = torch.zeros_like(self._sizes)
+        self._cluster, self._spread = -1, RunningSpread(dim, device)
+
+    def order(self, clients: Tensor) -> Tensor:
+        """Says in which order to visit clients.
+
+        Args:
+            clients: (n,) int64.
+
+        Returns:
+            (n,) positions in `clients`, cluster by cluster.
+        """
+        return self._cluster_of[clients].argsort(stable=True)
+
+    def add(self, client: int, vector: Tensor) -> None:
+        """Takes in the vector of one more client.
+
+        Args:
+            client: Its number.
+            vector: (d,).
+        """
+        cluster = int(self._cluster_of[client])
+        if cluster != self._cluster:
+            self._cluster, self._spread = cluster, RunningSpread(self._dim, self._device)
+        self._spread.add(vector)
+        self._within[cluster] = self._spread.sum_of_squares
+        self._sampled[cluster] += 1
+
+    @property
+    def heterogeneity(self) -> float:
+        """The estimate of σ_K² from the vectors so far."""
+        return heterogeneity(self._within, self._sampled, self._sizes)
+
+
+def error_of_heterogeneity(vectors: Tensor, clusters: Tensor, sizes: Tensor) -> float:
+    """Estimates the standard error of σ_K² by the jackknife.
+
+    Args:
+        vectors: (n, s) float64, gradients or sketches of them.
+        clusters: (n,) their clusters.
+        sizes: (K,) how many clients each cluster has.
+
+    Returns:
+        The standard error; 0 with all clients.
     """
     n, N = len(vectors), int(sizes.sum())
     if n == N:
         return 0.0
-    _, offsets, sampled = cluster_offsets(vectors, clusters, len(sizes))
-    distance = offsets.square().sum(1)  # (n,) of each client from the mean of its cluster
-    within = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, clusters, distance)
+    distance, within, sampled = _distances(vectors, clusters, len(sizes))
     terms = sampled.double() / sizes.double() * within  # (K,) Σ over these is the estimate
     # Without client i its cluster k has n_k − 1 members, spread by n_k/(n_k−1) distance_i less.
     count = sampled[clusters].double()
@@ -85,7 +163,15 @@ def error_of_heterogeneity(vectors: Tensor, clusters: Tensor, sizes: Tensor) -> 
 
 
 def error_of_squared_norm(vectors: Tensor, N: int) -> float:
-    """Jackknife standard error of ‖∇f‖² from (n, s) gradients, or sketches of them."""
+    """Estimates the standard error of ‖∇f‖² by the jackknife.
+
+    Args:
+        vectors: (n, s) float64, gradients or sketches of them.
+        N: Clients in all.
+
+    Returns:
+        The standard error; 0 with all clients.
+    """
     n = len(vectors)
     if n == N:
         return 0.0
@@ -105,13 +191,16 @@ def error_of_squared_norm(vectors: Tensor, N: int) -> float:
 
 
 def mean_estimate(values: Tensor, N: int, *, noisy: bool = False) -> Estimate:
-    """The mean over clients of a number known for n of them.
+    """Estimates the mean over clients of a number known for n of them.
 
     Args:
         values: (n,).
         N: Clients in all.
         noisy: Whether the numbers themselves were estimated from random draws. The error then
             stays above zero for n = N. It is overstated there by what clients truly differ.
+
+    Returns:
+        The mean and its standard error.
     """
     n = len(values)
     remaining = 1.0 if noisy else 1 - n / N
@@ -119,14 +208,16 @@ def mean_estimate(values: Tensor, N: int, *, noisy: bool = False) -> Estimate:
     return Estimate(float(values.double().mean()), math.sqrt(remaining * spread / n))
 
 
-def cluster_offsets(
+def _distances(
     vectors: Tensor, clusters: Tensor, num_clusters: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(K, s) means, (n, s) offsets of each vector from that of its cluster, (K,) counts."""
+    """(n,) squared distances to the mean of the cluster, (K,) their sums, (K,) counts."""
     counts = torch.bincount(clusters, minlength=num_clusters)
     sums = torch.zeros(num_clusters, vectors.shape[1], dtype=vectors.dtype)
     means = sums.index_add_(0, clusters, vectors) / counts.clamp(min=1)[:, None]
-    return means, vectors - means[clusters], counts
+    distance = (vectors - means[clusters]).square().sum(1)
+    within = torch.zeros(num_clusters, dtype=torch.float64).index_add_(0, clusters, distance)
+    return distance, within, counts
 
 
 def _jackknife_error(without: Tensor, N: int) -> float:

@@ -1,4 +1,4 @@
-"""Who is drawn into a round: the two quantities of the theorems that depend on the draw alone."""
+"""Who is drawn into a round: the quantities of the theory that depend on the draw alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from fedvarp.theory.checks import refuse_clusters, refuse_counts
 
 
 def sampling_variance(num_clients: int, clients_per_round: int) -> float:
@@ -17,6 +15,16 @@ def sampling_variance(num_clients: int, clients_per_round: int) -> float:
 
     >>> sampling_variance(num_clients=250, clients_per_round=5)
     0.19678714859437751
+
+    Args:
+        num_clients: N.
+        clients_per_round: M.
+
+    Returns:
+        A factor between 0 (M = N) and 1 (M = 1).
+
+    Raises:
+        ValueError: Unless 1 ≤ M ≤ N.
     """
     refuse_counts(num_clients, clients_per_round)
     if clients_per_round == num_clients:
@@ -31,6 +39,17 @@ def chance_of_absence(num_clients: int, clients_per_round: int, cluster_size: in
 
     >>> chance_of_absence(num_clients=250, clients_per_round=5)  # 1 - 5/250
     0.98
+
+    Args:
+        num_clients: N.
+        clients_per_round: M.
+        cluster_size: r.
+
+    Returns:
+        p.
+
+    Raises:
+        ValueError: Unless 1 ≤ M ≤ N and 1 ≤ r ≤ N.
     """
     return math.exp(_log_chance_of_absence(num_clients, clients_per_round, cluster_size))
 
@@ -53,7 +72,18 @@ class Staleness:
 
     @classmethod
     def of_clients(cls, num_clients: int, clients_per_round: int) -> Staleness:
-        """Each client has a state of its own."""
+        """Computes it for clients that have a state each.
+
+        Args:
+            num_clients: N.
+            clients_per_round: M.
+
+        Returns:
+            p = 1 − M/N.
+
+        Raises:
+            ValueError: Unless 1 ≤ M ≤ N.
+        """
         refuse_counts(num_clients, clients_per_round)
         return cls(
             absent=(num_clients - clients_per_round) / num_clients,
@@ -62,28 +92,22 @@ class Staleness:
         )
 
     @classmethod
-    def of_clusters(
-        cls,
-        num_clients: int,
-        clients_per_round: int,
-        num_clusters: int | None = None,
-        cluster_sizes: Sequence[int] | None = None,
-    ) -> Staleness:
-        """The clients of a cluster share a state.
+    def of_clusters(cls, sizes: Sequence[int], clients_per_round: int) -> Staleness:
+        """Computes it for clusters whose clients share a state.
 
         Args:
-            num_clients: N.
+            sizes: How many clients each cluster has.
             clients_per_round: M.
-            num_clusters: K, for clusters as equal as N allows; or
-            cluster_sizes: the number of clients of each.
+
+        Returns:
+            p of Theorem 3.
+
+        Raises:
+            ValueError: If a cluster is empty, or unless 1 ≤ M ≤ N.
         """
-        refuse_clusters(num_clients, num_clusters, cluster_sizes)
-        counts = _counts_of_sizes(num_clients, num_clusters, cluster_sizes)
+        N, counts = sum(sizes), Counter(sizes)
         weighed = [
-            (
-                size * count / num_clients,
-                _log_chance_of_absence(num_clients, clients_per_round, size),
-            )
+            (size * count / N, _log_chance_of_absence(N, clients_per_round, size))
             for size, count in counts.items()
         ]
         return cls(
@@ -93,15 +117,90 @@ class Staleness:
         )
 
 
-def _counts_of_sizes(
-    num_clients: int, num_clusters: int | None, cluster_sizes: Sequence[int] | None
-) -> dict[int, int]:
-    """How many clusters there are of each size."""
-    if num_clusters is None:
-        return dict(Counter(cluster_sizes))
-    smaller, larger_ones = divmod(num_clients, num_clusters)
-    counts = {smaller + 1: larger_ones, smaller: num_clusters - larger_ones}
-    return {size: count for size, count in counts.items() if count}
+@dataclass(frozen=True)
+class SharedRows:
+    """How far h_i − y_{c_i} spreads over the clients, for rows as the last rounds left them.
+
+    The row of cluster k is the mean of m_k updates, m_k ≥ 1 of its N_k clients: of the few that a
+    round drew, not of all. Its error e_k is the same for all its clients, so the spread over all N
+    clients is that within the clusters plus Σ q_k (1 − q_k) E‖e_k‖² with q_k = N_k / N: nothing for
+    one cluster, which is FedAvg.
+
+    Attributes:
+        heterogeneity: The spread over σ_K²: 1 for one cluster, nearly 2 for many large ones. Exact
+            for clusters of one size; others are taken to be equally wide.
+        noise: The spread over ν that the noise of the rows adds.
+    """
+
+    heterogeneity: float
+    noise: float
+
+    @classmethod
+    def of_clusters(cls, sizes: Sequence[int], clients_per_round: int) -> SharedRows:
+        """Computes it for clusters of these sizes.
+
+        Args:
+            sizes: How many clients each cluster has.
+            clients_per_round: M.
+
+        Returns:
+            Both factors.
+        """
+        N = sum(sizes)
+        widths = spreads = noise = 0.0
+        for size, count in Counter(sizes).items():
+            chances = chances_of_presence(N, clients_per_round, size)
+            others = 1 - size / N
+            missed = sum(chance * sampling_variance(size, m) for m, chance in chances.items())
+            width = count * (size - 1)  # Σ ‖h_i − mean‖² of equally wide clusters
+            widths += width
+            spreads += width * (1 + others * missed)
+            noise += count * size / N * others * sum(chance / m for m, chance in chances.items())
+        return cls(heterogeneity=spreads / widths if widths else 1.0, noise=noise)
+
+
+def chances_of_presence(
+    num_clients: int, clients_per_round: int, cluster_size: int
+) -> dict[int, float]:
+    """The chances that a round has m clients of a cluster, given that it has any.
+
+    >>> {m: round(chance, 3) for m, chance in chances_of_presence(6, 2, 3).items()}  # 9 : 3 of 15
+    {1: 0.75, 2: 0.25}
+
+    Args:
+        num_clients: N.
+        clients_per_round: M.
+        cluster_size: r.
+
+    Returns:
+        {m: chance}, for every m ≥ 1 that is possible.
+    """
+    N, M, r = num_clients, clients_per_round, cluster_size
+    possible = range(max(1, M + r - N), min(M, r) + 1)
+    logs = [_log_choose(r, m) + _log_choose(N - r, M - m) for m in possible]
+    weights = [math.exp(log - max(logs)) for log in logs]
+    return {m: weight / sum(weights) for m, weight in zip(possible, weights, strict=True)}
+
+
+def refuse_counts(num_clients: int, clients_per_round: int) -> None:
+    """Refuses rounds that cannot be drawn.
+
+    Args:
+        num_clients: N.
+        clients_per_round: M.
+
+    Raises:
+        ValueError: Unless 1 ≤ M ≤ N.
+    """
+    if not 1 <= clients_per_round <= num_clients:
+        raise ValueError(
+            f"clients_per_round={clients_per_round} of num_clients={num_clients}: at least one "
+            "client takes part in a round, and at most all of them do."
+        )
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _log_chance_of_absence(num_clients: int, clients_per_round: int, cluster_size: int) -> float:

@@ -39,7 +39,7 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """L over some clients.
+    """How fast the gradients of some clients change: two lower bounds on L.
 
     Attributes:
         by_client: {client: the largest curvature of f_i at w}.
@@ -66,12 +66,23 @@ class Smoothness:
 def power_iteration(
     product: Callable[[Tensor], Tensor], start: Tensor, max_products: int = 50
 ) -> Curvature:
-    """The largest absolute eigenvalue of a symmetric matrix given by its products H v.
+    """Finds the largest absolute eigenvalue of a symmetric matrix given by its products H v.
 
     >>> diagonal = torch.tensor([1.0, -3.0, 2.0], dtype=torch.float64)
     >>> found = power_iteration(lambda v: diagonal * v, torch.ones(3, dtype=torch.float64))
     >>> 2.99 < found.value <= 3.0 + 1e-12
     True
+
+    Args:
+        product: v → H v, (d,) each.
+        start: (d,), any vector but zero.
+        max_products: When to stop, close enough or not.
+
+    Returns:
+        The eigenvalue and how close it is.
+
+    Raises:
+        ValueError: If a product is not finite.
     """
     v = start.double() / start.double().norm()
     value = residual = 0.0
@@ -93,7 +104,19 @@ def power_iteration(
 def smoothness(
     gradients: ClientGradients, clients: Iterable[int], max_products: int = 50
 ) -> Smoothness:
-    """L over the given clients at the w of `gradients`."""
+    """Measures L at the w of `gradients`.
+
+    Args:
+        gradients: Where w, the data and the loss are.
+        clients: Over whom.
+        max_products: Hessian-vector products at each client, at most.
+
+    Returns:
+        Curvatures and changes of gradients.
+
+    Raises:
+        ValueError: If a Hessian-vector product is not finite.
+    """
     by_client: dict[int, float] = {}
     largest_residual = difference = 0.0
     for client in clients:
@@ -110,14 +133,35 @@ def smoothness(
 
 
 def client_curvature(gradients: ClientGradients, client: int, max_products: int) -> Curvature:
-    """The largest absolute eigenvalue of ∇²f_i(w)."""
+    """Finds the largest absolute eigenvalue of ∇²f_i(w).
+
+    Args:
+        gradients: Where w, the data and the loss are.
+        client: i.
+        max_products: Hessian-vector products, at most.
+
+    Returns:
+        The eigenvalue and how close it is.
+
+    Raises:
+        ValueError: If a Hessian-vector product is not finite.
+    """
     draw = stream(gradients.seed, "power iteration", client)
     start = torch.randn(gradients.model.dim, generator=draw).to(gradients.w.device)
     return power_iteration(lambda v: hessian_product(gradients, client, v), start, max_products)
 
 
 def hessian_product(gradients: ClientGradients, client: int, v: Tensor) -> Tensor:
-    """∇²f_i(w) v, (d,) float64, by differentiating the gradient along v."""
+    """Computes ∇²f_i(w) v by differentiating the gradient along v.
+
+    Args:
+        gradients: Where w, the data and the loss are.
+        client: i.
+        v: (d,).
+
+    Returns:
+        (d,) float64.
+    """
     x, y = gradients.examples(client)
     gradients.bind(gradients.w, None)
     module = gradients.model.module
@@ -140,7 +184,15 @@ def hessian_product(gradients: ClientGradients, client: int, v: Tensor) -> Tenso
 
 
 def gradient_difference(gradients: ClientGradients, client: int) -> float:
-    """‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖ with w' = w − η_c τ_i ∇f_i(w); 0 at a stationary point."""
+    """Computes ‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖ with w' = w − η_c τ_i ∇f_i(w).
+
+    Args:
+        gradients: Where w, the data, the loss, η_c and τ_i are.
+        client: i.
+
+    Returns:
+        A lower bound on L; 0 at a stationary point, and where w' or its gradient is not finite.
+    """
     here = gradients.of(client)
     walk = gradients.local_sgd.lr * here.num_steps
     there = (gradients.w.double() - walk * here.gradient).to(gradients.w.dtype)

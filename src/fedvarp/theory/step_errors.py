@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients import local_training
-from fedvarp.clients.gradients import ClientGradients
-from fedvarp.clients.spread import Spread
-from fedvarp.simulation.progress import counted
-from fedvarp.theory.estimators import heterogeneity, squared_norm
-from fedvarp.theory.participation import sampling_variance
-from fedvarp.theory.shared_rows import SharedRows
+from fedvarp.clients.gradients import ClientGradients, Track, untracked
+from fedvarp.clients.running_spread import RunningSpread
+from fedvarp.theory.estimators import SpreadWithinClusters, heterogeneity, squared_norm
+from fedvarp.theory.participation import SharedRows, sampling_variance
 
 _TWICE: Final = (1, 2)  # keys of two trainings with other batches
 
@@ -58,7 +56,7 @@ class StepErrors:
 
 @dataclass(frozen=True)
 class ParameterSpread:
-    """What the rows of a run do for one parameter of the model.
+    """What the rows of a run leave of the updates' spread in one parameter of the model.
 
     Attributes:
         between_clients: mean ‖h_i − mean h‖² of its numbers.
@@ -98,10 +96,18 @@ class UpdateSpread:
         clients_per_round: int,
         cluster_sizes: Sequence[int] | None = None,
     ) -> dict[str, StepErrors]:
-        """Of a round with M of N clients, for fresh states; of clusters if sizes are given.
+        """Computes the errors of a step with M of N clients, for fresh states.
 
         A cluster's row is the mean of the few updates that a round brought, not of all its clients:
         clusters that mean nothing make the step worse than FedAvg's.
+
+        Args:
+            num_clients: N.
+            clients_per_round: M.
+            cluster_sizes: How many clients each cluster has; None: no clusters.
+
+        Returns:
+            {algorithm: errors}, for FedAvg, FedVARP and, with clusters, ClusterFedVARP.
         """
         M, N = clients_per_round, num_clients
         drawn = sampling_variance(N, M)
@@ -113,7 +119,7 @@ class UpdateSpread:
             "fedvarp": StepErrors("fedvarp", self.noise / M + states, 0.0, self.drift),
         }
         if self.within_clusters is not None and cluster_sizes is not None:
-            rows = SharedRows.of(cluster_sizes, M)
+            rows = SharedRows.of_clusters(cluster_sizes, M)
             found["cluster_fedvarp"] = StepErrors(
                 "cluster_fedvarp",
                 self.noise / M + drawn * rows.noise * self.noise,
@@ -125,7 +131,16 @@ class UpdateSpread:
     def errors_with_rows(
         self, algorithm: str, num_clients: int, clients_per_round: int
     ) -> StepErrors | None:
-        """Of a round with M of N clients, for the rows measured; None without any."""
+        """Computes the errors of a step with M of N clients, for the rows that were measured.
+
+        Args:
+            algorithm: "fedvarp" or "cluster_fedvarp", whose rows they are.
+            num_clients: N.
+            clients_per_round: M.
+
+        Returns:
+            The errors; None if no rows were measured.
+        """
         if self.around_rows is None:
             return None
         M, N = clients_per_round, num_clients
@@ -136,45 +151,48 @@ class UpdateSpread:
 def measure_updates(
     gradients: ClientGradients,
     clients: Tensor,
-    cluster_of: Tensor | None,
-    progress: bool | None = None,
+    cluster_of: Tensor | None = None,
+    *,
     row_of: Callable[[int], Tensor] | None = None,
+    track: Track = untracked,
 ) -> UpdateSpread:
-    """Two local trainings at each of the clients; O(d) memory.
+    """Trains each of the clients twice, with other batches, and measures how the updates spread.
+
+    It holds a few vectors of the model's size, whatever the number of clients.
 
     Args:
         gradients: Where w, the data and LocalSGD are.
         clients: (n,) int64, whom to ask: drawn uniformly, or all.
-        cluster_of: (N,) int64.
-        progress: Whether to show a bar; None: in a terminal.
-        row_of: y_i, (d,), by the number of the client, if there is a table.
+        cluster_of: (N,) int64; None: no clusters.
+        row_of: y_i, (d,), by the number of the client; None: there is no table.
+        track: Goes through the clients, perhaps with a progress bar.
+
+    Returns:
+        The spread of the updates, from which the errors of a step follow.
+
+    Raises:
+        ValueError: If training diverged at all clients, or at all but one.
     """
     N = gradients.dataset.num_clients
     clusters = torch.zeros(N, dtype=torch.int64) if cluster_of is None else cluster_of
-    sizes = torch.bincount(clusters)
+    num_clusters = int(clusters.max()) + 1
     dim, device = gradients.model.dim, gradients.w.device
-    updates, walked_off, from_rows, cluster = (Spread(dim, device) for _ in range(4))
-    within = torch.zeros(len(sizes), dtype=torch.float64)
-    sampled = torch.zeros(len(sizes), dtype=torch.int64)
-    noises, present, diverged = torch.zeros_like(updates.mean), -1, 0
-    order = clients[clusters[clients].argsort(stable=True)].tolist()
-    for client in counted(order, "Measuring updates", progress):
+    updates, walked_off, from_rows = (RunningSpread(dim, device) for _ in range(3))
+    within = SpreadWithinClusters(clusters, dim, device)
+    noises, diverged = torch.zeros_like(updates.mean), 0
+    for client in track(clients[within.order(clients)].tolist(), "Measuring updates"):
         one, other = (_update(gradients, client, key) for key in _TWICE)
         if one is None or other is None:
             diverged += 1
             continue
-        if int(clusters[client]) != present:
-            present, cluster = int(clusters[client]), Spread(dim, device)
         noises += 0.5 * (one - other).square()
         mean = (one + other) / 2
         updates.add(mean)
-        cluster.add(mean)
+        within.add(client, mean)
         if row_of is not None:
             from_rows.add(mean - row_of(client))
         walked_off.add(mean - gradients.of(client).gradient)
-        within[present] = cluster.sum_of_squares
-        sampled[present] += 1
-    n = int(sampled.sum())
+    n = len(clients) - diverged
     if n < min(2, N):
         raise ValueError(
             f"Local training diverged at {diverged} of {len(clients)} clients: there is no update "
@@ -201,7 +219,7 @@ def measure_updates(
             for name in all_squares
         }
 
-    inside = heterogeneity(within, sampled, sizes) - noise / 2 * (N - len(sizes)) / N
+    inside = within.heterogeneity - noise / 2 * (N - num_clusters) / N
     bias = squared_norm(float(walked_off.mean @ walked_off.mean), walked_off.sum_of_squares, n, N)
     return UpdateSpread(
         noise=noise,

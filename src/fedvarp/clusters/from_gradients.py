@@ -1,4 +1,4 @@
-"""Clusterings to choose from: by labels, or by what the gradients say."""
+"""Clusters from what clients would send: k-means on sketches of their gradients or updates."""
 
 from __future__ import annotations
 
@@ -9,31 +9,15 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients import local_training
-from fedvarp.clients.gradients import ClientGradients
+from fedvarp.clients.gradients import ClientGradients, Track, untracked
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clusters.k_means import k_means
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
-from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
-from fedvarp.simulation.progress import counted
 
-Of = Literal["gradients", "updates"]
-
-
-def by_label_sets(dataset: FederatedDataset) -> Tensor:
-    """(N,) int64: clients that hold the same labels form a cluster."""
-    if dataset.num_classes is None:
-        raise ValueError(
-            "This data set has no classes (num_classes), so clients cannot be grouped by labels. "
-            'clusters = "auto:K" groups them by their gradients.'
-        )
-    sets = [
-        tuple(sorted(set(dataset.client(i)[1].flatten().tolist())))
-        for i in range(dataset.num_clients)
-    ]
-    numbers = {labels: k for k, labels in enumerate(sorted(set(sets)))}
-    return torch.tensor([numbers[labels] for labels in sets])
+SketchOf = Literal["gradients", "updates"]
 
 
 def by_gradients(
@@ -44,14 +28,14 @@ def by_gradients(
     local_sgd: LocalSGD,
     w: Tensor,
     num_clusters: int,
-    of: Of = "gradients",
+    of: SketchOf = "gradients",
     buffers: Mapping[str, Tensor] | None = None,
     round: int = 0,
     seed: int = 0,
     sketch_size: int = DEFAULT_SIZE,
-    progress: bool | None = None,
+    track: Track = untracked,
 ) -> Tensor:
-    """(N,) int64: k-means on sketches of all clients' gradients at w, or of their updates.
+    """Finds K clusters by k-means on sketches of all clients' gradients at w, or of their updates.
 
     In a real federation every client would send its sketch: `sketch_size` numbers, not d.
 
@@ -67,7 +51,13 @@ def by_gradients(
         round: t, the key of the draws.
         seed: The run's seed.
         sketch_size: Numbers in a sketch.
-        progress: Whether to show a bar; None: in a terminal.
+        track: Goes through the clients, perhaps with a progress bar.
+
+    Returns:
+        (N,) int64, c_i in 0 … K-1.
+
+    Raises:
+        ValueError: If there are fewer clients than clusters, or no clusters.
     """
     if not 1 <= num_clusters <= dataset.num_clients:
         raise ValueError(
@@ -77,7 +67,7 @@ def by_gradients(
     gradients = ClientGradients(dataset, model, loss, local_sgd, w, buffers or {}, seed)
     sketch = Sketch(model.dim, sketch_size, seed, w.device)
     sketches = torch.zeros(dataset.num_clients, sketch.size, dtype=torch.float64)
-    for client in counted(range(dataset.num_clients), f"Sketching {of}", progress):
+    for client in track(range(dataset.num_clients), f"Sketching {of}"):
         if of == "gradients":
             vector = gradients.gradient(client, w)
         else:

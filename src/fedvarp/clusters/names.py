@@ -1,4 +1,7 @@
-"""The clusters of ClusterFedVARP by the names that settings use."""
+"""What settings call clusters: "own", "labels", "auto:K" and "auto:K:updates".
+
+This module is imported without torch, so that settings can be checked at once.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:  # settings are checked with CLUSTERS_PATTERN, and need not wait for torch
+if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedvarp.data import FederatedDataset
+    from fedvarp.data.federated_dataset import FederatedDataset
 
 CLUSTERS_PATTERN: Final = r"^(own|labels|auto:[1-9]\d*(:updates)?)$"
+"""All names of clusters."""
 
 
 @dataclass(frozen=True, eq=False)
-class Clusters:
-    """Which clients share a row.
+class ClusterPlan:
+    """Which clients share a row at first, and whether and when that changes.
 
     Attributes:
-        at_first: (N,) int64 for the table to begin with; None: there are none.
-        num_auto: K, if the clusters are to be found by k-means before the first round; else None.
-        of_updates: Whether k-means looks at updates, not at gradients.
-        every: Rounds after which they are found anew; None: never.
+        at_first: (N,) int64 for the table to begin with; None: there are no clusters.
+        num_auto: K, if clusters are to be found by k-means before the first round; else None.
+        of_updates: Whether k-means looks at updates in place of gradients.
+        every: Rounds after which clusters are found anew; None: never.
     """
 
     at_first: Tensor | None
@@ -33,7 +37,7 @@ class Clusters:
 
     @property
     def changing(self) -> str | None:
-        """How they are made, for a checkpoint; None if they are known from the start."""
+        """How clusters are found, for a checkpoint to compare; None if all are known at first."""
         if self.num_auto is None:
             return None
         what = "updates" if self.of_updates else "gradients"
@@ -42,8 +46,23 @@ class Clusters:
 
 def clusters_by_name(
     name: Sequence[int] | str | None, every: int | None, dataset: FederatedDataset
-) -> Clusters:
-    """What "own", "labels", "auto:K", "auto:K:updates" or a tensor stand for; None is "own"."""
+) -> ClusterPlan:
+    """Looks up what a setting says about clusters.
+
+    Args:
+        name: "own" or None: the data set's natural clusters; "labels": clients with the same
+            labels; "auto:K": k-means on gradients; "auto:K:updates": k-means on updates; or the
+            cluster of each client.
+        every: With "auto:…", rounds after which clusters are found anew; None: never.
+        dataset: Whose clients they are.
+
+    Returns:
+        The clusters to begin with and how they change.
+
+    Raises:
+        ValueError: If there is no such name, K is above N, clients cannot be grouped by labels, or
+            clusters that never change are to be found anew.
+    """
     is_auto = isinstance(name, str) and name.startswith("auto:")
     if every is not None and (every < 1 or not is_auto):
         raise ValueError(
@@ -51,20 +70,20 @@ def clusters_by_name(
             f"that are given never change."
         )
     if name is None or (isinstance(name, str) and name == "own"):
-        return Clusters(dataset.cluster_of)
+        return ClusterPlan(dataset.cluster_of)
     if not isinstance(name, str):
         import torch
 
-        return Clusters(torch.as_tensor(name))
+        return ClusterPlan(torch.as_tensor(name))
     if not re.match(CLUSTERS_PATTERN, name):
         raise ValueError(
             f'No clusters are called {name!r}; there are "own", "labels", "auto:K" and '
             f'"auto:K:updates" with a number K.'
         )
     if name == "labels":
-        from fedvarp.clusters.clustering import by_label_sets
+        from fedvarp.clusters.known_groups import by_labels
 
-        return Clusters(by_label_sets(dataset))
+        return ClusterPlan(by_labels(dataset))
     _, K, *of = name.split(":")
     num_clusters = int(K)
     if num_clusters > dataset.num_clients:
@@ -76,4 +95,4 @@ def clusters_by_name(
 
     # Rows are zero until the first round, so it does not matter yet who shares them.
     anyhow = torch.arange(dataset.num_clients) % num_clusters
-    return Clusters(anyhow, num_clusters, bool(of), every)
+    return ClusterPlan(anyhow, num_clusters, bool(of), every)

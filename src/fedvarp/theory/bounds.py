@@ -6,17 +6,14 @@ appendix. `docs/decisions/theory-constants.md` derives each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
-from fedvarp.theory.checks import (
-    refuse_algorithm,
-    refuse_counts,
-    refuse_numbers,
-    refuse_steps,
-)
 from fedvarp.theory.participation import Staleness, sampling_variance
+from fedvarp.theory.problem import Problem, refuse_numbers
+
+_WITHOUT_THEOREM: Final = {"mifa": "MIFA", "scaffold": "SCAFFOLD"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class ErrorTerms:
 
     @property
     def total(self) -> float:
-        """The bound."""
+        """The whole bound."""
         return self.initial + self.floor + self.start_up
 
     @property
@@ -82,88 +79,56 @@ _CONSTANTS: Final = {
 
 
 def error_terms(
-    *,
-    algorithm: str,
-    num_clients: int,
-    clients_per_round: int,
-    rounds: int,
-    num_steps: float,
-    client_lr: float,
-    server_lr: float = 1.0,
-    smoothness: float,
-    sigma2: float,
-    sigma_g2: float,
-    sigma_K2: float | None = None,
-    initial_gap: float,
-    num_clusters: int | None = None,
-    cluster_sizes: Sequence[int] | None = None,
-    initial_gradient_norm2: float | None = None,
+    algorithm: str, problem: Problem, *, rounds: int, client_lr: float, server_lr: float = 1.0
 ) -> ErrorTerms:
-    """The terms of the bound for one algorithm. They hold if all `conditions` are met.
+    """Computes the terms of an algorithm's bound. They hold if all its `conditions` are met.
 
-    Arguments that only another algorithm's theorem uses are ignored, so that the same ones can be
-    given for all three.
-
-    >>> terms = error_terms(
-    ...     algorithm="fedavg", num_clients=250, clients_per_round=5, rounds=1000, num_steps=10,
-    ...     client_lr=0.004, smoothness=1.0, sigma2=1.0, sigma_g2=1.0, initial_gap=1.0,
+    >>> problem = Problem(
+    ...     num_clients=250, clients_per_round=5, num_steps=10, smoothness=1.0, sigma2=1.0,
+    ...     sigma_g2=1.0, initial_gap=1.0,
     ... )
+    >>> terms = error_terms("fedavg", problem, rounds=1000, client_lr=0.004)
     >>> terms.dominating, round(terms.partial_participation, 4), round(terms.client_drift, 4)
     ('partial_participation', 0.0945, 0.0461)
 
     Args:
         algorithm: "fedavg" (Theorem 1), "fedvarp" (Theorem 2) or "cluster_fedvarp" (Theorem 3).
-        num_clients: N.
-        clients_per_round: M.
+        problem: Its constants, with the variances and the initial gap.
         rounds: T.
-        num_steps: τ. The theorems take it to be the same for all clients; for a mean of unequal
-            τ_i the bound is approximate.
         client_lr: η_c.
         server_lr: η_s.
-        smoothness: L of every f_i.
-        sigma2: σ², the variance of a mini-batch gradient.
-        sigma_g2: σ_g², the mean over clients of ‖∇f_i − ∇f‖². The paper assumes a bound for every
-            client, but its proofs use the mean only.
-        sigma_K2: σ_K², the same within clusters; for cluster_fedvarp.
-        initial_gap: f(w⁰) − f*.
-        num_clusters: K, for cluster_fedvarp with clusters as equal as N allows.
-        cluster_sizes: In place of `num_clusters`, the number of clients of each.
-        initial_gradient_norm2: ‖∇f(w⁰)‖², for the start-up part; at most 2 L · initial_gap, which
-            stands in for it unless given.
+
+    Returns:
+        The bound by cause.
+
+    Raises:
+        ValueError: If no theorem is about the algorithm, T or a rate is not above 0, or the problem
+            lacks a constant of this theorem.
     """
     refuse_algorithm(algorithm)
-    refuse_counts(num_clients, clients_per_round)
-    refuse_steps(num_steps)
-    optional = {"sigma_K2": sigma_K2, "initial_gradient_norm2": initial_gradient_norm2}
-    refuse_numbers(
-        above_zero={
-            "rounds": rounds,
-            "client_lr": client_lr,
-            "server_lr": server_lr,
-            "smoothness": smoothness,
-        },
-        not_negative={"sigma2": sigma2, "sigma_g2": sigma_g2, "initial_gap": initial_gap}
-        | {name: value for name, value in optional.items() if value is not None},
-    )
-    N, M, T, L, tau = num_clients, clients_per_round, rounds, smoothness, num_steps
+    refuse_numbers(above_zero={"rounds": rounds, "client_lr": client_lr, "server_lr": server_lr})
+    N, M, T = problem.num_clients, problem.clients_per_round, rounds
+    L, tau = problem.smoothness, problem.num_steps
+    sigma2, sigma_g2 = problem.required("sigma2"), problem.required("sigma_g2")
+    initial_gap, gradient_norm2 = problem.required("initial_gap"), problem.initial_gradient_norm2
     step = server_lr * client_lr * tau  # η̃_s
     local = client_lr**2 * L**2 * (tau - 1)
     sampling = sampling_variance(N, M)  # (N − M) / (M (N − 1))
-    if initial_gradient_norm2 is None:
-        initial_gradient_norm2 = 2 * L * initial_gap
+    if gradient_norm2 is None:
+        gradient_norm2 = 2 * L * initial_gap
 
-    drift = 2 * local * sigma2 + 8 * local * tau * (sigma_g2 + initial_gradient_norm2)  # Lemma 6
+    drift = 2 * local * sigma2 + 8 * local * tau * (sigma_g2 + gradient_norm2)  # Lemma 6
     first_round = _FirstRound(
         variance=sigma2 / (M * tau) + 2 * sampling * (sigma_g2 + drift),
-        gradients=sigma_g2 + initial_gradient_norm2,
+        gradients=sigma_g2 + gradient_norm2,
     )
     heterogeneity, start_up, exact = sigma_g2, 0.0, True
     if algorithm == "fedvarp":
         stale = Staleness.of_clients(N, M)
         start_up = first_round.echo(step * L, stale.absent / stale.present / M)
     elif algorithm == "cluster_fedvarp":
-        heterogeneity = _given(sigma_K2)
-        stale = Staleness.of_clusters(N, M, num_clusters, cluster_sizes)
+        heterogeneity = problem.required("sigma_K2")
+        stale = Staleness.of_clusters(problem.sizes_of_clusters(), M)
         start_up = first_round.echo(step * L, stale.absent / stale.present * sampling)
         exact = stale.exact
     constant = _CONSTANTS[algorithm]
@@ -196,10 +161,25 @@ class _FirstRound:
         return step_times_smoothness * (8 * self.variance + 32 * staleness * self.gradients)
 
 
-def _given(sigma_K2: float | None) -> float:
-    if sigma_K2 is None:
+def refuse_algorithm(algorithm: str) -> None:
+    """Refuses algorithms that the paper has no theorem about.
+
+    Args:
+        algorithm: Its name.
+
+    Raises:
+        ValueError: With the names there are.
+    """
+    if algorithm in _CONSTANTS:
+        return
+    known = ", ".join(_CONSTANTS)
+    if algorithm in _WITHOUT_THEOREM:
         raise ValueError(
-            "cluster_fedvarp needs sigma_K2, the heterogeneity within clusters; with one cluster "
-            "it is sigma_g2, with a cluster for each client 0."
+            f"The paper proves no bound for {_WITHOUT_THEOREM[algorithm]}; it compares with it in "
+            f"experiments only. Bounds are known for {known}."
         )
-    return sigma_K2
+    near = get_close_matches(
+        algorithm.lower().replace("-", "_"), [*_CONSTANTS, *_WITHOUT_THEOREM], n=1
+    )
+    suggestion = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"No theorem is about {algorithm!r}; there are {known}.{suggestion}")

@@ -1,0 +1,104 @@
+"""What is advised, and what it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvarp.diagnosis import Diagnosis, advise, diagnose
+from fedvarp.diagnosis.advice import shares
+from fedvarp.theory import UpdateSpread
+
+
+def changed(found: Diagnosis, **parts: Any) -> Diagnosis:
+    """The same diagnosis with another spread of the updates."""
+    assert found.updates is not None
+    return dataclasses.replace(found, updates=dataclasses.replace(found.updates, **parts))
+
+
+def test_it_names_what_dominates(found: Diagnosis) -> None:
+    absent = changed(found, noise=0.1, between_clients=100.0, drift=0.01)
+    assert "measured: over 99% from the choice of clients" in advise(absent)[0]
+    assert "FedVARP with fresh states would leave under 1% of it" in advise(absent)[0]
+    noisy = changed(found, noise=100.0, between_clients=0.1, drift=0.0)
+    assert "over 99% from mini-batches" in advise(noisy)[0]
+    assert "FedVARP would not make it smaller" in advise(noisy)[0]
+    assert any("more than 4 local steps" in line for line in advise(noisy))
+    drifting = changed(found, noise=0.1, between_clients=1.0, drift=50.0)
+    assert any("a lower client rate is the better next move" in line for line in advise(drifting))
+
+
+def test_what_the_rows_of_a_run_leave(with_rows: Diagnosis) -> None:
+    assert "With the rows of this run as they are" in advise(with_rows)[0]
+    worse = changed(with_rows, around_rows=1e3)
+    assert "times FedAvg's: they are too old" in advise(worse)[0]
+
+
+def test_rows_are_no_matter_before_the_first_round_or_with_everybody(with_rows: Diagnosis) -> None:
+    worse = changed(with_rows, around_rows=1e3)
+    assert "rows of this run" not in advise(dataclasses.replace(worse, round=0))[0]
+    everybody = with_rows.settings.model_copy(update={"clients_per_round": 20})
+    assert "rows of this run" not in advise(dataclasses.replace(worse, settings=everybody))[0]
+
+
+def test_everybody_and_whole_batches(config: Path) -> None:
+    """Nothing is drawn: neither clients nor examples. FedVARP is FedAvg then."""
+    told = ["clients_per_round=20", "local_sgd.batch_size=1000", "local_sgd.epochs=1"]
+    lines = advise(diagnose(config, told, progress=False))
+    assert lines[0].startswith("Chance changes next to nothing in one FedAvg step")
+    assert "FedVARP takes the same steps as FedAvg" in lines[0]
+    assert "outweighs" not in lines[0]
+    assert any("next to nothing is left" in line for line in lines)
+    bounds = advise(diagnose(config, told, updates=False, progress=False))
+    assert "nothing, there is none." in bounds[0]
+    assert any("next to nothing is left" in line for line in bounds)
+
+
+def test_without_clusters_or_a_curve_all_clients_are_to_be_measured(found: Diagnosis) -> None:
+    measured = dataclasses.replace(found.measured, sigma_K2=None, cluster_of=None)
+    lines = advise(dataclasses.replace(found, measured=measured, curve=[]))
+    assert any("Measure all clients to see" in line for line in lines)
+
+
+def test_clusters_respect_the_share_and_the_budget(found: Diagnosis) -> None:
+    def on_clusters(**wish: float) -> str:
+        return next(line for line in advise(found, **wish) if "clusters measured" in line)
+
+    # The planted 5 clusters remove 1 − 0.1/2.0 = 95 % of the variance; 4 of them cannot.
+    assert "The 5 clusters measured remove 95%" in on_clusters()
+    assert '5 clusters found by k-means are the fewest that remove 90%: 95% with 280 B (clusters = "auto:5")' in on_clusters(keep=0.9)  # fmt: skip # noqa: E501
+    poor = on_clusters(keep=0.9, memory_budget=250.0)  # 5 rows take 5 · 40 + 80 bytes
+    assert "No number of clusters tried removes 90% within 250 B; 4 remove" in poor
+    assert "Not even one float32 row fits within 100 B" in on_clusters(memory_budget=100.0)
+    with pytest.raises(ValueError, match=r"keep=1\.2 must be above 0"):
+        advise(found, keep=1.2)
+    for budget in (-1.0, 0.0, float("nan")):
+        with pytest.raises(ValueError, match="holds nothing: give more than 0"):
+            advise(found, memory_budget=budget)
+
+
+def test_it_says_what_it_rests_on(config: Path) -> None:
+    told = ["sampling.dropout=0.1", "local_sgd.momentum=0.5", "client_lr=0.5"]
+    lines = advise(diagnose(config, told, sample=8, updates=False, progress=False))
+    text = " ".join(lines)
+    assert "The theorems know nothing of momentum, dropouts, which this run has." in text
+    assert "times the largest for which the theorem is proved" in text
+    assert "None of this promises an accuracy" in text
+    assert "lower bound, from 5 clients" in text
+
+
+def test_drift_is_no_verdict_where_local_steps_bounce(config: Path) -> None:
+    """Smoothness is 1: at a rate of 3 a step multiplies the offset by 1 − 3."""
+    lines = advise(diagnose(config, ["client_lr=3.0"], updates=False, progress=False))
+    assert any("The client rate times L is 3, above 2" in line for line in lines)
+    assert not any("is the better next move" in line for line in lines)
+
+
+def test_shares_count_estimates_below_zero_as_none() -> None:
+    errors = UpdateSpread(1.0, 1.0, None, -0.5, 0).errors(10, 2)["fedavg"]
+    parts = shares(errors)
+    assert parts["client_drift"] == 0
+    assert sum(parts.values()) == pytest.approx(1)

@@ -1,0 +1,44 @@
+"""The report of runs that were diagnosed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedvarp.analysis import read_runs
+from fedvarp.diagnosis import diagnose, write_json
+from fedvarp.diagnosis.result import CAUSES, FILE_NAME
+from fedvarp.runs.errors import RunError
+
+
+def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    from fedvarp.analysis.report import write_report
+
+    file = run / FILE_NAME
+    file.unlink(missing_ok=True)
+    before = write_report([run], tmp_path / "before.html").read_text()
+    assert "What holds training back" not in before
+    after = diagnose(run, progress=False)
+    write_json(after, ["<b>Bold</b> advice."], file)
+    page = write_report([run], tmp_path / "after.html").read_text()
+    assert "What holds training back" in page
+    assert "&lt;b&gt;Bold&lt;/b&gt; advice." in page
+    section = page[page.index("diagnosis-title") : page.index("settings-title")]
+    # Three algorithms twice, the rows of the run once; and the keys of both figures.
+    assert section.count("<rect") == (2 * 3 + 1) * len(CAUSES) + 2 * len(CAUSES)
+    assert "FedVARP, its rows" in section
+    assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
+    assert "(approx.)" not in section
+    kept = json.loads(file.read_text())
+    kept["terms_at_allowed_lr"]["cluster_fedvarp"]["exact"] = False  # clusters of unequal sizes
+    file.write_text(json.dumps(kept))
+    unequal = write_report([run], tmp_path / "unequal.html").read_text()
+    assert unequal.count("ClusterFedVARP (approx.)") == 1
+    file.write_text("{")
+    with pytest.raises(RunError, match="writes it anew"):
+        write_report([run], tmp_path / "again.html")
+    file.unlink()
+    assert len(read_runs([run])[0]) == 1

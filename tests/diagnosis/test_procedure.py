@@ -1,0 +1,99 @@
+"""What is measured for a config, for a run and for changed settings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fedvarp.experiments.errors import SettingsError
+
+from fedvarp.diagnosis import diagnose
+from fedvarp.experiments.build import build
+from fedvarp.experiments.files import load_settings
+from fedvarp.runs.errors import RunError
+
+
+def test_a_run_is_measured_where_it_stands(run: Path) -> None:
+    after = diagnose(run, progress=False)
+    assert after.round == 4
+    # The last line of metrics.jsonl holds the same f(w), over all clients.
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert after.measured.loss.value == pytest.approx(last["train_loss"], rel=1e-4)
+
+
+def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path: Path) -> None:
+    told = ["algorithm=cluster_fedvarp", "table.clusters=auto:3"]
+    build(load_settings(config, told)).run(tmp_path / "run", progress=False)
+    after = diagnose(tmp_path / "run", updates=False, progress=False)
+    assert len(after.measured.cluster_sizes or []) == 3
+    # Another K was not found yet: the data set's own five stand in for it.
+    other = diagnose(tmp_path / "run", ["table.clusters=auto:4"], updates=False, progress=False)
+    assert len(other.measured.cluster_sizes or []) == 5
+
+
+@pytest.mark.parametrize("told", [[], ["table.where=disk"], ["table.codec=int8"]], ids=str)
+def test_rows_of_a_run_are_measured_as_they_are(
+    config: Path, tmp_path: Path, told: list[str]
+) -> None:
+    """At a rate of nearly nothing rows do not age: those seen leave only the noise of batches."""
+    told = [*told, "client_lr=1e-6", "clients_per_round=10", "rounds=30"]
+    told += ["local_sgd.batch_size=1000", "algorithm=fedvarp"]
+    build(load_settings(config, told)).run(tmp_path / "a", progress=False)
+    after = diagnose(tmp_path / "a", progress=False)
+    own, fresh = after.step_errors_with_rows, after.step_errors
+    assert own is not None
+    assert own.partial_participation < 1e-3 * fresh["fedavg"].partial_participation
+    # After a single round half of the rows are zero: those clients are replayed as nothing.
+    build(load_settings(config, [*told, "rounds=1"])).run(tmp_path / "b", progress=False)
+    unseen = diagnose(tmp_path / "b", progress=False)
+    assert unseen.step_errors_with_rows is not None
+    assert (
+        unseen.step_errors_with_rows.partial_participation
+        > 0.1 * unseen.step_errors["fedavg"].partial_participation
+    )
+
+
+def test_rows_of_other_settings_or_of_other_algorithms_are_left_alone(
+    config: Path, run: Path, tmp_path: Path
+) -> None:
+    assert diagnose(run, ["clients_per_round=2"], progress=False).step_errors_with_rows is None
+    build(load_settings(config, ["algorithm=mifa"])).run(tmp_path / "run", progress=False)
+    assert diagnose(tmp_path / "run", progress=False).step_errors_with_rows is None
+
+
+def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
+    told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
+    assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001
+    after = diagnose(run, told, updates=False, progress=False)
+    assert after.client_lr == pytest.approx(0.05 * 0.5**4)
+
+
+def test_a_sample_without_two_clients_of_a_cluster_says_nothing_of_clusters(config: Path) -> None:
+    """Three of five clusters of four: some draws have no pair, and 0 ± 0 would be a lie."""
+    for seed in range(20):
+        some = diagnose(config, [f"seed={seed}"], sample=3, progress=False)
+        clusters = some.measured.clients // 4
+        if len(set(clusters.tolist())) == 3:
+            assert some.measured.sigma_K2 is None
+            assert some.algorithms == ["fedavg", "fedvarp"] == list(some.step_errors)
+            return
+    raise AssertionError("no draw of three clusters in twenty seeds")
+
+
+def test_without_updates_nothing_is_trained_and_a_sample_has_no_curve(config: Path) -> None:
+    some = diagnose(config, sample=8, updates=False, progress=False)
+    assert some.curve == []
+    assert some.step_errors == {}
+    assert some.step_errors_with_rows is None
+
+
+def test_another_objective_than_that_of_the_theorems_is_refused(config: Path) -> None:
+    with pytest.raises(SettingsError, match=r"another objective.*--set sampling.objective=equal"):
+        diagnose(config, ["sampling.objective=examples"])
+
+
+def test_a_run_without_a_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
+    with pytest.raises(RunError, match=r"no checkpoint.*fedvarp diagnose .*config\.toml"):
+        diagnose(tmp_path)
