@@ -22,7 +22,7 @@ from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.server.flat_model import average_buffers
 from fedvarp.server.server import Broadcast, Server
 from fedvarp.tables import ClusteredTable, RowTable
-from fedvarp.tables.largest_entries import Magnitudes
+from fedvarp.tables.largest_entries import LargestEntries
 
 
 @dataclass(eq=False)
@@ -282,7 +282,7 @@ class Federation:
             num_examples=examples,
             scale=sum(walk for _, walk in measured) / len(measured),
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
-            measured=Magnitudes.known(magnitudes, deltas),
+            measured=LargestEntries.known(magnitudes, deltas),
         )
 
     def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:

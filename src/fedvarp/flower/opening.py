@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flwr.app import ArrayRecord
 
-from fedvarp.algorithms import Aggregator, cluster_fedvarp
+from fedvarp.algorithms import Aggregator, ClusterFedVARP
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.clusters import Clusters
@@ -18,6 +18,7 @@ from fedvarp.flower.units import Units
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
+from fedvarp.tables.clustered import ClusteredTable
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
@@ -114,7 +115,7 @@ def _aggregator(
     if clusters is None:
         return make_algorithm(name, table)
     cluster_of = clusters.cluster_of(clients, table.num_clients)
-    return cluster_fedvarp(cluster_of, table.rows(clusters.num_rows, None))
+    return ClusterFedVARP(ClusteredTable(cluster_of, table.rows(clusters.num_rows, None)))
 
 
 def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, strategy: StrategySettings) -> None:

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
-from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
+from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 NUM_EXAMPLES: Final = "num-examples"
 NUM_STEPS: Final = "num-steps"
@@ -122,7 +122,7 @@ class ReplyReader:
             bool(b.isfinite().all()) for b in buffers.values()
         ):
             raise RefusedReplyError("its arrays hold NaN or infinity: local training diverged")
-        if magnitude > LARGEST_MAGNITUDE:
+        if magnitude > DIVERGED_ABOVE:
             raise RefusedReplyError(f"its update reaches {magnitude:.1e}: training diverged")
         if self.max_norm is not None:
             norm = float(torch.linalg.vector_norm(difference))
