@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.timing import interleaved, streaming, table
 from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD, stream
-from fedvarp.tables.largest_entries import Magnitudes
+from fedvarp.tables.largest_entries import LargestEntries
 
 DIM, COHORT = 11_173_962, 5
 
@@ -19,10 +19,9 @@ def measure(repeats: int = 15) -> str:
         ones = torch.ones(COHORT, dtype=torch.int64)
         clients = torch.arange(COHORT)
         deltas = torch.randn(COHORT, DIM, generator=stream(0, "deltas"))
-        measured = Magnitudes.of(deltas)
+        measured = LargestEntries.of(deltas)
 
-        def receive(measured: Magnitudes | None) -> None:
-            # A new RoundUpdates each time: it remembers what it has found out about its rows.
+        def receive(measured: LargestEntries | None) -> None:
             updates = RoundUpdates(clients, deltas, ones, ones, scale=1e-3, measured=measured)  # noqa: B023
             server.receive(updates)  # noqa: B023
 

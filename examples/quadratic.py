@@ -17,6 +17,8 @@ from fedvarp import (
     MIFA,
     Aggregator,
     Broadcast,
+    ClusteredTable,
+    ClusterFedVARP,
     FedAvg,
     FedVARP,
     MemoryTable,
@@ -24,7 +26,6 @@ from fedvarp import (
     Scaffold,
     Server,
     ServerSGD,
-    cluster_fedvarp,
     stream,
 )
 
@@ -77,7 +78,10 @@ def main() -> None:
         "FedAvg": (0, FedAvg),
         "MIFA": (NUM_CLIENTS, lambda: MIFA(rows(NUM_CLIENTS))),
         "SCAFFOLD": (NUM_CLIENTS, lambda: Scaffold(rows(NUM_CLIENTS))),
-        "ClusterFedVARP": (NUM_CLUSTERS, lambda: cluster_fedvarp(cluster_of, rows(NUM_CLUSTERS))),
+        "ClusterFedVARP": (
+            NUM_CLUSTERS,
+            lambda: ClusterFedVARP(ClusteredTable(cluster_of, rows(NUM_CLUSTERS))),
+        ),
         "FedVARP": (NUM_CLIENTS, lambda: FedVARP(rows(NUM_CLIENTS))),
     }
     table = Table(

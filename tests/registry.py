@@ -1,72 +1,103 @@
-"""Every table, codec and algorithm, for the suites of laws to run over."""
+"""What the product has registered, made ready for the suites of laws to run over.
+
+Nothing is listed by hand here: an algorithm, table or codec that is registered is under every law.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
+from torch import Tensor
 
-from fedvarp import (
-    MIFA,
-    Aggregator,
-    ClientTable,
-    ClusteredTable,
-    DiskTable,
-    FedAvg,
-    FedVARP,
-    MemoryTable,
-    Scaffold,
-)
-from fedvarp.tables import CODECS, RowTable
+from fedvarp import Aggregator, ClientTable, ClusteredTable
+from fedvarp.algorithms import ALGORITHMS
+from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.tables import CODECS, TABLES, RowTable
 
-PLACES = ["memory", "disk"]
-TABLES = ["memory", "disk", "clusters in memory", "clusters on disk"]
+PLACES = list(TABLES)
 CODEC_NAMES = list(CODECS)
-ALGORITHMS = ["FedAvg", "FedVARP", "ClusterFedVARP", "MIFA", "Scaffold"]
+LOSSLESS = [name for name, codec in CODECS.items() if codec.lossless]
+TABLE_NAMES = [*PLACES, *(f"clusters in {place}" for place in PLACES)]
+
+every_algorithm = pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+every_codec = pytest.mark.parametrize("codec", CODEC_NAMES)
+every_place = pytest.mark.parametrize("place", PLACES)
+every_table = pytest.mark.parametrize("kind", TABLE_NAMES)
+
+
+def clusters_of(num_clients: int) -> Tensor:
+    """Clusters of about three clients."""
+    return torch.arange(num_clients) % -(-num_clients // 3)
 
 
 def rows_in(place: str, folder: Path, num_clients: int, dim: int, codec: str) -> RowTable:
-    if place == "memory":
-        return MemoryTable(num_clients, dim, codec)
-    return DiskTable(folder, num_clients, dim, codec, fsync=False)
+    return TABLES[place](
+        str(folder), num_clients, dim, codec, client_weights=None, device="cpu", fsync=False
+    )
 
 
-def close(states: ClientTable | None) -> None:
-    for table in () if states is None else states.tables():
-        if isinstance(table, DiskTable):
-            table.close()
-
-
-def table_in(table: str, folder: Path, num_clients: int, dim: int, codec: str) -> ClientTable:
-    if table in PLACES:
-        return rows_in(table, folder, num_clients, dim, codec)
-    place = "memory" if table == "clusters in memory" else "disk"
-    num_clusters = -(-num_clients // 3)
-    clusters = torch.arange(num_clients) % num_clusters
-    return ClusteredTable(clusters, rows_in(place, folder, num_clusters, dim, codec))
+def close(table: ClientTable | None) -> None:
+    for rows in () if table is None else table.tables():
+        rows.close()
 
 
 @contextlib.contextmanager
-def table_of(table: str, num_clients: int, dim: int, codec: str) -> Iterator[ClientTable]:
+def table_of(kind: str, num_clients: int, dim: int, codec: str) -> Iterator[ClientTable]:
+    place = kind.removeprefix("clusters in ")
     with tempfile.TemporaryDirectory() as folder:
-        states = table_in(table, Path(folder), num_clients, dim, codec)
+        cluster_of = torch.arange(num_clients) if kind == place else clusters_of(num_clients)
+        rows = rows_in(place, Path(folder), int(cluster_of.max()) + 1, dim, codec)
         try:
-            yield states
+            yield rows if kind == place else ClusteredTable(cluster_of, rows)
         finally:
-            close(states)
+            close(rows)
 
 
 def algorithm_in(
-    algorithm: str, place: str, folder: Path, num_clients: int, dim: int, codec: str
+    algorithm: str,
+    place: str,
+    folder: Path,
+    num_clients: int,
+    dim: int,
+    codec: str,
+    client_weights: Tensor | None = None,
 ) -> Aggregator:
-    if algorithm == "FedAvg":
-        return FedAvg()
-    if algorithm == "ClusterFedVARP":
-        clusters = "clusters in memory" if place == "memory" else "clusters on disk"
-        return FedVARP(table_in(clusters, folder, num_clients, dim, codec))
-    kinds: dict[str, Callable[[ClientTable], Aggregator]]
-    kinds = {"FedVARP": FedVARP, "MIFA": MIFA, "Scaffold": Scaffold}
-    return kinds[algorithm](rows_in(place, folder, num_clients, dim, codec))
+    return make_algorithm(
+        algorithm,
+        TableSettings(
+            num_clients,
+            dim,
+            codec,
+            folder=None if place == "memory" else str(folder),
+            cluster_of=clusters_of(num_clients),
+            client_weights=client_weights,
+            fsync=False,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def algorithm_of(
+    algorithm: str,
+    place: str,
+    num_clients: int,
+    dim: int,
+    codec: str,
+    client_weights: Tensor | None = None,
+) -> Iterator[Aggregator]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = algorithm_in(algorithm, place, Path(folder), num_clients, dim, codec, client_weights)
+        try:
+            yield made
+        finally:
+            close(made.table)
+
+
+def is_unbiased(algorithm: str) -> bool:
+    """Whether it claims that E[v] is the update of full participation."""
+    return algorithm_in(algorithm, "memory", Path(), 3, 1, "float32").unbiased

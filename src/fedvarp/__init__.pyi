@@ -14,12 +14,12 @@ from . import theory as theory
 from . import trainers as trainers
 from .algorithms import MIFA as MIFA
 from .algorithms import Aggregator as Aggregator
+from .algorithms import ClusterFedVARP as ClusterFedVARP
 from .algorithms import FedAvg as FedAvg
 from .algorithms import FedVARP as FedVARP
 from .algorithms import Reply as Reply
 from .algorithms import RoundUpdates as RoundUpdates
 from .algorithms import Scaffold as Scaffold
-from .algorithms import cluster_fedvarp as cluster_fedvarp
 from .clients import LocalSGD as LocalSGD
 from .randomness import stream as stream
 from .server import Broadcast as Broadcast

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedvarp.analysis.styles import CAUSES
 from fedvarp.diagnosis import Diagnosis, draw
 from fedvarp.diagnosis.figure import as_figure
-from fedvarp.diagnosis.result import CAUSES
 
 pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedvarp.analysis import read_runs
+from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
+from fedvarp.analysis.styles import CAUSES
 from fedvarp.diagnosis import diagnose, write_json
-from fedvarp.diagnosis.result import CAUSES, FILE_NAME
 from fedvarp.runs.errors import RunError
 
 
@@ -17,7 +18,7 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
     from fedvarp.analysis.report import write_report
 
-    file = run / FILE_NAME
+    file = run / DIAGNOSIS_FILE
     file.unlink(missing_ok=True)
     before = write_report([run], tmp_path / "before.html").read_text()
     assert "What holds training back" not in before

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
 from fedvarp.diagnosis import Diagnosis, write_json
-from fedvarp.diagnosis.result import FILE_NAME
 from fedvarp.theory import Problem, error_terms
 
 
@@ -33,8 +33,8 @@ def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagno
 
 
 def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) -> None:
-    write_json(found, ["Do this."], tmp_path / FILE_NAME)
-    kept = json.loads((tmp_path / FILE_NAME).read_text())
+    write_json(found, ["Do this."], tmp_path / DIAGNOSIS_FILE)
+    kept = json.loads((tmp_path / DIAGNOSIS_FILE).read_text())
     assert kept["advice"] == ["Do this."]
     assert kept["measured"]["sigma_g2"]["value"] == found.measured.sigma_g2.value
     assert kept["step_errors"]["fedavg"]["total"] == found.step_errors["fedavg"].total

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 import math
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,8 @@ import registry
 from fedvarp import (
     MIFA,
     Aggregator,
+    ClusteredTable,
+    ClusterFedVARP,
     FedAvg,
     FedVARP,
     MemoryTable,
@@ -27,17 +28,16 @@ from fedvarp import (
     Server,
     ServerMomentum,
     ServerSGD,
-    cluster_fedvarp,
     stream,
 )
-from fedvarp.tables import CODECS
+from fedvarp.algorithms import ALGORITHMS
 from quadratics import Quadratics
+from registry import every_algorithm, every_codec, every_place
 
 N, M, D, ROUNDS = 12, 4, 6, 60
 
-every_algorithm = pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
-every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
-every_place = pytest.mark.parametrize("place", registry.PLACES)
+unbiased_algorithms = [name for name in ALGORITHMS if registry.is_unbiased(name)]
+every_unbiased_algorithm = pytest.mark.parametrize("algorithm", unbiased_algorithms)
 
 
 def problem_for(codec: str) -> Quadratics:
@@ -51,14 +51,8 @@ def tolerance(codec: str) -> float:
 
 @contextlib.contextmanager
 def server_of(algorithm: str, place: str, codec: str, problem: Quadratics) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as folder:
-        aggregator = registry.algorithm_in(
-            algorithm, place, Path(folder), problem.num_clients, problem.dim, codec
-        )
-        try:
-            yield Server(torch.zeros_like(problem.centres[0]), aggregator, ServerSGD())
-        finally:
-            registry.close(aggregator.table)
+    with registry.algorithm_of(algorithm, place, N, D, codec) as aggregator:
+        yield Server(torch.zeros_like(problem.centres[0]), aggregator, ServerSGD())
 
 
 def iterates(server: Server, problem: Quadratics, size: int, rounds: int = ROUNDS) -> Tensor:
@@ -90,7 +84,7 @@ def test_one_cluster_per_client_is_fedvarp_bit_for_bit(
 ) -> None:
     problem = problem_for(codec)
     rows = registry.rows_in(place, tmp_path, N, D, codec)
-    clustered = run(cluster_fedvarp(torch.arange(N), rows), problem)
+    clustered = run(ClusterFedVARP(ClusteredTable(torch.arange(N), rows)), problem)
     registry.close(rows)
     assert torch.equal(clustered, run(FedVARP(table(codec)), problem))
 
@@ -103,24 +97,30 @@ def test_a_single_cluster_has_the_iterates_of_fedavg(
     """y + average(Δ − y) = average(Δ) whatever the one row y holds, so lossy codecs too."""
     problem = problem_for(codec)
     rows = registry.rows_in(place, tmp_path, 1, D, codec)
-    clustered = run(cluster_fedvarp(torch.zeros(N, dtype=torch.int64), rows), problem)
+    one_cluster = ClusteredTable(torch.zeros(N, dtype=torch.int64), rows)
+    clustered = run(ClusterFedVARP(one_cluster), problem)
     registry.close(rows)
     torch.testing.assert_close(clustered, run(FedAvg(), problem), rtol=0, atol=tolerance(codec))
 
 
 @pytest.mark.parametrize(
     ("algorithm", "codec"),
-    [("FedVARP", codec) for codec in registry.CODEC_NAMES]
-    + [("ClusterFedVARP", codec) for codec in registry.CODEC_NAMES]
-    # MIFA's direction is the stored mean itself, which a lossy codec changes.
-    + [("MIFA", codec) for codec, how in CODECS.items() if how.lossless],
+    [
+        (algorithm, codec)
+        for algorithm in ALGORITHMS
+        for codec in registry.CODEC_NAMES
+        # MIFA's direction is the stored mean itself, which a lossy codec changes.
+        if codec in registry.LOSSLESS or algorithm in unbiased_algorithms
+    ],
 )
 @every_place
 def test_full_participation_is_fedavg(algorithm: str, codec: str, place: str) -> None:
-    problem = problem_for(codec)
-    with server_of(algorithm, place, codec, problem) as server:
-        found = iterates(server, problem, size=N)
-    torch.testing.assert_close(found, run(FedAvg(), problem, N), rtol=0, atol=tolerance(codec))
+    """The same v in every round, so the same iterates, whatever the table holds by then."""
+    with registry.algorithm_of(algorithm, place, n, D, codec) as aggregator:
+        for deltas in (*deltas_and_history(codec), deltas_and_history(codec)[0]):
+            v = direction(aggregator, tuple(range(n)), deltas)
+            atol = 1e-14 if codec == "float64" else 1e-6
+            torch.testing.assert_close(v, deltas.mean(0), rtol=0, atol=atol)
 
 
 def test_one_step_and_one_client_is_saga() -> None:
@@ -148,7 +148,7 @@ def test_scaffold_is_the_textbook_with_variates_on_the_clients(place: str) -> No
     x = torch.zeros(D, dtype=torch.float64)
     c = torch.zeros(D, dtype=torch.float64)
     c_of = torch.zeros(N, D, dtype=torch.float64)
-    with server_of("Scaffold", place, "float64", problem) as server:
+    with server_of("scaffold", place, "float64", problem) as server:
         for t in range(ROUNDS):
             cohort = problem.cohort(t, M)
             server.receive(problem.train(server.broadcast(cohort), num_steps=K))
@@ -163,9 +163,9 @@ def test_scaffold_is_the_textbook_with_variates_on_the_clients(place: str) -> No
                 c_of[i] = c_new
             x, c = x + x_change, c + M / N * c_change
             torch.testing.assert_close(server.w, x, rtol=0, atol=1e-13)
-        states = server.aggregator.table
-        assert states is not None
-        torch.testing.assert_close(states.mean(), c, rtol=0, atol=1e-13)
+        table = server.aggregator.table
+        assert table is not None
+        torch.testing.assert_close(table.mean(), c, rtol=0, atol=1e-13)
     assert (x - problem.optimum()).norm() < 1e-2
 
 
@@ -195,19 +195,28 @@ def deltas_and_history(codec: str) -> tuple[Tensor, Tensor]:
 
 
 @every_codec
-@pytest.mark.parametrize("table", registry.TABLES)
-def test_the_direction_is_unbiased_whatever_the_table_holds(table: str, codec: str) -> None:
-    """FedVARP, and over shared rows ClusterFedVARP: a table of its own for every cohort."""
+@every_place
+@every_unbiased_algorithm
+def test_the_direction_is_unbiased_whatever_the_table_holds(
+    algorithm: str, place: str, codec: str
+) -> None:
+    """A table of its own for every cohort, with the same history."""
     deltas, history = deltas_and_history(codec)
     directions = []
     for S in COHORTS:
-        with registry.table_of(table, n, D, codec) as states:
-            states.put(torch.tensor([0, 1, 3, 4]), history[:4])
-            states.put(torch.tensor([1, 2]), history[4:])
-            directions.append(direction(FedVARP(states), S, deltas).double())
+        with registry.algorithm_of(algorithm, place, n, D, codec) as aggregator:
+            fill(aggregator, history)
+            directions.append(direction(aggregator, S, deltas).double())
     atol = 1e-14 if codec == "float64" else 1e-6
     found = torch.stack(directions).mean(0)
     torch.testing.assert_close(found, deltas.double().mean(0), rtol=0, atol=atol)
+
+
+def fill(aggregator: Aggregator, history: Tensor) -> None:
+    """Two puts, of which the second overwrites client 1; client 5 stays unknown."""
+    if aggregator.table is not None:
+        aggregator.table.put(torch.tensor([0, 1, 3, 4]), history[:4])
+        aggregator.table.put(torch.tensor([1, 2]), history[4:])
 
 
 def test_mifas_bias_is_what_algebra_says() -> None:
@@ -221,27 +230,24 @@ def test_mifas_bias_is_what_algebra_says() -> None:
     assert bias.norm() > 0.1
 
 
-@pytest.mark.parametrize("algorithm", ["FedAvg", "FedVARP", "ClusterFedVARP"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedvarp", "cluster_fedvarp"])
 def test_the_variance_is_lemma_4s(algorithm: str) -> None:
     """(n−m)/(m(n−1)) · 1/n Σ‖x_i − x̄‖² with x_i = Δ_i for FedAvg, Δ_i − y_i for the others."""
     deltas, history = deltas_and_history("float64")
-    aggregator: Aggregator = FedAvg()
-    x = deltas
-    if algorithm != "FedAvg":
-        varp = FedVARP(MemoryTable(n, D, "float64"))
-        if algorithm == "ClusterFedVARP":
-            varp = cluster_fedvarp(torch.arange(n) % 2, MemoryTable(2, D, "float64"))
-        varp.y.put(torch.arange(n), history)
-        aggregator, x = varp, deltas - varp.y.get(torch.arange(n))
-    squares = [
-        (direction(copy.deepcopy(aggregator), S, deltas) - deltas.mean(0)).square().sum()
-        for S in COHORTS
-    ]
+    with registry.algorithm_of(algorithm, "memory", n, D, "float64") as aggregator:
+        fill(aggregator, history)
+        table, x = aggregator.table, deltas
+        if table is not None:
+            x = deltas - table.get(torch.arange(n))
+        squares = [
+            (direction(copy.deepcopy(aggregator), S, deltas) - deltas.mean(0)).square().sum()
+            for S in COHORTS
+        ]
     lemma = (n - m) / (m * (n - 1)) * (x - x.mean(0)).square().sum(1).mean()
     torch.testing.assert_close(torch.stack(squares).mean(), lemma, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("algorithm", ["FedAvg", "FedVARP", "ClusterFedVARP"])
+@every_unbiased_algorithm
 @pytest.mark.parametrize("objective", ["equal", "unequal"])
 def test_any_sampling_and_any_client_weights_stay_unbiased(algorithm: str, objective: str) -> None:
     """A lopsided design over cohorts, its own π_i, weights p_i/π_i: E[v] = Σ p_i Δ_i exactly."""
@@ -253,23 +259,16 @@ def test_any_sampling_and_any_client_weights_stay_unbiased(algorithm: str, objec
     p = torch.arange(1.0, n + 1) if objective == "unequal" else torch.ones(n)
     p = p.double() / p.sum()
 
-    aggregator: Aggregator = FedAvg()
-    if algorithm == "FedVARP":
-        varp = FedVARP(MemoryTable(n, D, "float64", client_weights=p))
-    elif algorithm == "ClusterFedVARP":
-        varp = cluster_fedvarp(torch.arange(n) % 2, MemoryTable(2, D, "float64"), p)
-    if algorithm != "FedAvg":
-        varp.y.put(torch.arange(4), history[:4])
-        aggregator = varp
-
     total = torch.zeros(D, dtype=torch.float64)
-    for S, chance in zip(COHORTS, chances, strict=True):
-        clients = torch.tensor(S)
-        ones = torch.ones(m, dtype=torch.int64)
-        updates = RoundUpdates(
-            clients, deltas[clients], ones, ones, 1.0, weights=(p / inclusion)[clients]
-        )
-        total += chance * copy.deepcopy(aggregator).aggregate(updates)
+    with registry.algorithm_of(algorithm, "memory", n, D, "float64", p) as aggregator:
+        fill(aggregator, history)
+        for S, chance in zip(COHORTS, chances, strict=True):
+            clients = torch.tensor(S)
+            ones = torch.ones(m, dtype=torch.int64)
+            updates = RoundUpdates(
+                clients, deltas[clients], ones, ones, 1.0, weights=(p / inclusion)[clients]
+            )
+            total += chance * copy.deepcopy(aggregator).aggregate(updates)
     torch.testing.assert_close(total, p @ deltas, rtol=0, atol=1e-14)
 
 
@@ -292,7 +291,7 @@ def test_the_order_of_the_replies_changes_nothing(algorithm: str, place: str, co
                 updates.keep(torch.randperm(M, generator=stream(t, "order")).tolist(), {})
             )
             assert torch.equal(one.w, other.w)
-        assert_same_states(one, other)
+        assert_same_rows(one, other)
 
 
 @every_codec
@@ -317,7 +316,7 @@ def test_a_bad_reply_changes_nothing_but_its_absence(
             assert list(report.refused) == [int(updates.clients[victim])]
             assert report.accepted == tuple(updates.clients[absent].tolist())
             assert torch.equal(bothered.w, calm.w)
-        assert_same_states(bothered, calm)
+        assert_same_rows(bothered, calm)
 
 
 def spoil(updates: RoundUpdates, victim: int, fault: str) -> RoundUpdates:
@@ -331,7 +330,7 @@ def spoil(updates: RoundUpdates, victim: int, fault: str) -> RoundUpdates:
     return replace(updates, deltas=deltas)
 
 
-def assert_same_states(one: Server, other: Server) -> None:
+def assert_same_rows(one: Server, other: Server) -> None:
     a, b = one.aggregator.table, other.aggregator.table
     if a is None or b is None:
         assert a is b
@@ -347,20 +346,48 @@ def assert_same_states(one: Server, other: Server) -> None:
 def test_a_round_without_a_valid_reply_leaves_everything_as_it_was(
     algorithm: str, place: str, codec: str
 ) -> None:
+    with server_in_use(algorithm, place, codec) as (server, updates):
+        good = updates.deltas
+        for bad in (good * math.nan, torch.cat([good, good], 1), good[:, :-1], good.half()):
+            report = server.receive(replace(updates, deltas=bad))
+            assert report.accepted == ()
+            assert len(report.refused) == M
+            assert report.round == server.round
+
+
+@every_place
+@every_algorithm
+@pytest.mark.parametrize("fault", ["repeated", "unknown", "a row too few", "infinite weight"])
+def test_updates_that_do_not_fit_together_are_refused_before_anything_changes(
+    algorithm: str, place: str, fault: str
+) -> None:
+    with server_in_use(algorithm, place, "float32") as (server, updates):
+        clients, weights = updates.clients.clone(), torch.ones(M, dtype=torch.float64)
+        if fault == "unknown" and server.aggregator.table is None:
+            return  # knows no clients to begin with
+        clients[-1] = {"repeated": int(clients[0]), "unknown": N}.get(fault, int(clients[-1]))
+        weights[0] = math.inf if fault == "infinite weight" else 1.0
+        deltas = updates.deltas[: M - 1] if fault == "a row too few" else updates.deltas
+        with pytest.raises((ValueError, IndexError)):
+            server.receive(replace(updates, clients=clients, deltas=deltas, weights=weights))
+
+
+@contextlib.contextmanager
+def server_in_use(algorithm: str, place: str, codec: str) -> Iterator[tuple[Server, RoundUpdates]]:
+    """A server after three rounds and the updates of a fourth; must not have changed at the end."""
     problem = problem_for(codec)
     with server_of(algorithm, place, codec, problem) as server:
         for t in range(3):
             server.receive(problem.train(server.broadcast(problem.cohort(t, M))))
-        w, states = server.w.clone(), server.aggregator.table
-        rows = None if states is None else states.get(torch.arange(N))
-        updates = problem.train(server.broadcast(problem.cohort(3, M)))
-        report = server.receive(replace(updates, deltas=updates.deltas * math.nan))
-        assert report.accepted == ()
-        assert len(report.refused) == M
-        assert server.round == report.round == 3
+        w, table = server.w.clone(), server.aggregator.table
+        rows = None if table is None else table.get(torch.arange(N))
+        mean = None if table is None else table.mean()
+        yield server, problem.train(server.broadcast(problem.cohort(3, M)))
+        assert server.round == 3
         assert torch.equal(server.w, w)
-        if states is not None and rows is not None:
-            assert torch.equal(states.get(torch.arange(N)), rows)
+        if table is not None and rows is not None and mean is not None:
+            assert torch.equal(table.get(torch.arange(N)), rows)
+            assert torch.equal(table.mean(), mean)
 
 
 # The reason the package exists

@@ -13,9 +13,6 @@ from quadratics import Quadratics
 
 N, M, D, ROUNDS = 12, 4, 6, 9
 
-every_algorithm = pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
-every_codec = pytest.mark.parametrize("codec", registry.CODEC_NAMES)
-
 
 def problem_for(codec: str) -> Quadratics:
     return Quadratics.make(N, D, torch.float64 if codec == "float64" else torch.float32)
@@ -49,10 +46,10 @@ def one_sitting(
         while server.round < until:
             play(server, problem)
             checkpoint.commit(server)
-        states = aggregator.table
-        rows = None if states is None else states.get(torch.arange(N))
-        mean = None if states is None else states.mean()
-    registry.close(states)
+        table = aggregator.table
+        rows = None if table is None else table.get(torch.arange(N))
+        mean = None if table is None else table.mean()
+    registry.close(table)
     return server.w, rows, mean
 
 
@@ -64,9 +61,9 @@ def assert_equal(one: tuple[object, ...], other: tuple[object, ...]) -> None:
             assert a is b is None
 
 
-@every_algorithm
-@every_codec
-@pytest.mark.parametrize("place", registry.PLACES)
+@registry.every_algorithm
+@registry.every_codec
+@registry.every_place
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "steady"])
 def test_a_run_in_many_sittings_is_the_run_in_one(
     tmp_path: Path, algorithm: str, codec: str, place: str, optimizer: str
@@ -77,8 +74,8 @@ def test_a_run_in_many_sittings_is_the_run_in_one(
     assert_equal(pieces, whole)
 
 
-@pytest.mark.parametrize("algorithm", ["FedVARP", "ClusterFedVARP"])
-@every_codec
+@pytest.mark.parametrize("algorithm", ["fedvarp", "cluster_fedvarp"])
+@registry.every_codec
 def test_a_table_may_move_between_memory_and_disk(
     tmp_path: Path, algorithm: str, codec: str
 ) -> None:
@@ -89,14 +86,14 @@ def test_a_table_may_move_between_memory_and_disk(
     assert_equal(pieces, whole)
 
 
-@pytest.mark.parametrize("place", registry.PLACES)
+@registry.every_place
 def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) -> None:
     """A sitting that ends between commits: model and table go back together."""
     problem = problem_for("float32")
-    whole = one_sitting(tmp_path / "whole", "FedVARP", place, "float32", "sgd", ROUNDS)
+    whole = one_sitting(tmp_path / "whole", "fedvarp", place, "float32", "sgd", ROUNDS)
 
     def sitting(rounds: int, commits: int) -> None:
-        aggregator = registry.algorithm_in("FedVARP", place, tmp_path / "cut", N, D, "float32")
+        aggregator = registry.algorithm_in("fedvarp", place, tmp_path / "cut", N, D, "float32")
         with Checkpoint(tmp_path / "cut", fsync=False) as checkpoint:
             server = Server(torch.zeros(D), aggregator, ServerSGD())
             checkpoint.restore(server)
@@ -107,4 +104,4 @@ def test_rounds_after_the_last_commit_are_forgotten(tmp_path: Path, place: str) 
         registry.close(aggregator.table)
 
     sitting(rounds=5, commits=3)
-    assert_equal(one_sitting(tmp_path / "cut", "FedVARP", place, "float32", "sgd", ROUNDS), whole)
+    assert_equal(one_sitting(tmp_path / "cut", "fedvarp", place, "float32", "sgd", ROUNDS), whole)

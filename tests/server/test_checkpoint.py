@@ -25,6 +25,8 @@ from fedvarp import (
     Aggregator,
     Checkpoint,
     CheckpointError,
+    ClusteredTable,
+    ClusterFedVARP,
     DiskTable,
     FedAvg,
     FedVARP,
@@ -35,7 +37,6 @@ from fedvarp import (
     ServerOptimizer,
     ServerSGD,
     StoreError,
-    cluster_fedvarp,
 )
 from fedvarp.tables.store import Store
 
@@ -94,7 +95,7 @@ def test_notes_and_tensors_come_back(saved: Path) -> None:
         (lambda: a_server(optimizer=ServerSGD(0.5)), r"server_lr=1.0 \(now 0.5\)"),
         (lambda: a_server(optimizer=ServerMomentum()), r"optimizer=sgd \(now momentum\)"),
         (
-            lambda: a_server(cluster_fedvarp(torch.arange(N), MemoryTable(N, D))),
+            lambda: a_server(ClusterFedVARP(ClusteredTable(torch.arange(N), MemoryTable(N, D)))),
             r"num_clusters=None \(now 5\)",
         ),
         (
@@ -122,7 +123,7 @@ def test_a_checkpoint_of_something_else_is_refused(
 
 def test_another_clustering_of_the_same_size_is_refused(tmp_path: Path) -> None:
     def server(clusters: list[int]) -> Server:
-        return a_server(cluster_fedvarp(torch.tensor(clusters), MemoryTable(2, D)))
+        return a_server(ClusterFedVARP(ClusteredTable(torch.tensor(clusters), MemoryTable(2, D))))
 
     with Checkpoint(tmp_path) as checkpoint:
         first = server([0, 0, 1, 1, 1])
@@ -258,11 +259,11 @@ def test_two_processes_cannot_share_a_folder(saved: Path) -> None:
 
 def test_rows_on_disk_elsewhere_are_refused(tmp_path: Path) -> None:
     with (
-        DiskTable(tmp_path / "rows", N, D) as states,
+        DiskTable(tmp_path / "rows", N, D) as table,
         Checkpoint(tmp_path / "state") as checkpoint,
         pytest.raises(CheckpointError, match="give both the same path"),
     ):
-        checkpoint.commit(a_server(FedVARP(states)))
+        checkpoint.commit(a_server(FedVARP(table)))
 
 
 def test_the_map_grows_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,12 +389,12 @@ def kill_and_check(folder: Path, algorithm: str, place: str, codec: str, times: 
                 last = server.round
                 # Model and note are of one round, and so are the rows and their sum.
                 assert checkpoint.notes["sum"] == float(server.w.double().sum())
-                states = aggregator.table
-                assert states is not None
-                rows = states.get(torch.arange(40)).double()
+                table = aggregator.table
+                assert table is not None
+                rows = table.get(torch.arange(40)).double()
                 scale = float(rows.abs().max())
                 torch.testing.assert_close(
-                    states.mean().double(), rows.mean(0), rtol=0, atol=1e-6 * scale
+                    table.mean().double(), rows.mean(0), rtol=0, atol=1e-6 * scale
                 )
         registry.close(aggregator.table)
     assert last > 0
@@ -425,20 +426,20 @@ def replay_and_compare(folder: Path, algorithm: str, place: str, codec: str, rou
     registry.close(survivor.table)
 
 
-@pytest.mark.parametrize("place", registry.PLACES)
+@registry.every_place
 def test_a_killed_writer_leaves_a_whole_round(tmp_path: Path, place: str) -> None:
-    kill_and_check(tmp_path, "FedVARP", place, "float32", times=2)
+    kill_and_check(tmp_path, "fedvarp", place, "float32", times=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", registry.PLACES)
+@registry.every_place
 @pytest.mark.parametrize(
     ("algorithm", "codec"),
     [
-        ("FedVARP", "float32"),
-        ("ClusterFedVARP", "int8"),
-        ("MIFA", "bfloat16"),
-        ("Scaffold", "float16"),
+        ("fedvarp", "float32"),
+        ("cluster_fedvarp", "int8"),
+        ("mifa", "bfloat16"),
+        ("scaffold", "float16"),
     ],
 )
 def test_a_writer_killed_many_times_leaves_a_whole_round(
@@ -466,9 +467,19 @@ def num_open_files() -> int:
 def test_nothing_is_left_open(tmp_path: Path) -> None:
     before = num_open_files()
     for _ in range(3):
-        with DiskTable(tmp_path, N, D) as states, Checkpoint(tmp_path) as checkpoint:
-            server = a_server(FedVARP(states))
+        with DiskTable(tmp_path, N, D) as table, Checkpoint(tmp_path) as checkpoint:
+            server = a_server(FedVARP(table))
             checkpoint.restore(server)
             one_round(server)
             checkpoint.commit(server)
     assert num_open_files() == before
+
+
+def test_entries_accumulate_and_are_of_one_transaction_with_the_round(tmp_path: Path) -> None:
+    with Checkpoint(tmp_path) as checkpoint:
+        server = Server(torch.zeros(2), FedAvg(), ServerSGD())
+        assert checkpoint.entries() == {}
+        checkpoint.commit(server, entries={"a": {"x": 1}, "b": {"x": 2}})
+        checkpoint.commit(server, entries={"b": {"x": 3}, "c": {"x": [4.5]}})
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.entries() == {"a": {"x": 1}, "b": {"x": 3}, "c": {"x": [4.5]}}

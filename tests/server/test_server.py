@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedvarp import (
     MIFA,
+    Aggregator,
     FedAvg,
     FedVARP,
     MemoryTable,
@@ -192,18 +193,18 @@ def test_parts_that_do_not_fit_together_raise(change: dict[str, object], message
 def test_an_unknown_client_raises_before_anything_changes(
     algorithm: type[FedVARP] | type[MIFA] | type[Scaffold],
 ) -> None:
-    states = MemoryTable(N, D)
-    server = Server(torch.zeros(D), algorithm(states), ServerSGD())
+    table = MemoryTable(N, D)
+    server = Server(torch.zeros(D), algorithm(table), ServerSGD())
     with pytest.raises(IndexError, match="Client 6 is not among the 6 clients"):
         server.receive(replace(updates_of(torch.ones(2, D)), clients=torch.tensor([0, N])))
     assert server.round == 0
-    assert states.num_rows == 0
+    assert table.num_rows == 0
 
 
 def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() -> None:
     server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     updates = updates_of(torch.ones(2, D))
-    assert updates.magnitudes == (1.0, 1.0)
+    assert updates.largest_entries.values == (1.0, 1.0)
     updates.deltas[0, 0] = math.nan
     assert list(server.receive(updates).refused) == [0]
 
@@ -214,11 +215,11 @@ def test_updates_that_changed_since_they_were_looked_at_are_looked_at_again() ->
 def test_a_step_beyond_all_reason_is_refused_before_the_table_changes(
     change: dict[str, object],
 ) -> None:
-    states = MemoryTable(N, D)
-    server = Server(torch.zeros(D), FedVARP(states), ServerSGD())
+    table = MemoryTable(N, D)
+    server = Server(torch.zeros(D), FedVARP(table), ServerSGD())
     with pytest.raises(ValueError, match=r"look at RoundUpdates\.weights and scale"):
         server.receive(replace(updates_of(torch.ones(2, D)), **change))  # type: ignore[arg-type]
-    assert states.num_rows == 0
+    assert table.num_rows == 0
     assert torch.equal(server.w, torch.zeros(D))
 
 
@@ -297,3 +298,37 @@ def test_no_reply_at_all_is_a_round_without_a_valid_reply() -> None:
     updates = RoundUpdates.from_replies([], dim=D, client_lr=0.5, dtype=torch.float32)
     server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     assert server.receive(updates).accepted == ()
+
+
+# Replies that come too late
+
+
+def late_updates(clients: list[int], values: list[float]) -> RoundUpdates:
+    ones = torch.ones(len(clients), dtype=torch.int64)
+    deltas = torch.tensor(values)[:, None].repeat(1, 2)
+    return RoundUpdates(torch.tensor(clients), deltas, ones, ones, scale=1.0)
+
+
+@pytest.mark.parametrize("kind", [FedVARP, MIFA])
+def test_late_replies_refresh_rows_and_move_nothing_else(
+    kind: type[FedVARP] | type[MIFA],
+) -> None:
+    server = Server(torch.zeros(2), kind(MemoryTable(4, 2)), ServerSGD())
+    server.receive(late_updates([0], [1.0]))
+    w, round_ = server.w.clone(), server.round
+    report = server.receive_late(late_updates([0, 1, 2], [3.0, float("nan"), 5.0]))
+    assert report.accepted == (0, 2)
+    assert list(report.refused) == [1]
+    assert server.w.equal(w)
+    assert server.round == round_ == report.round
+    table = server.aggregator.table
+    assert table is not None
+    assert table.get(torch.arange(4))[:, 0].tolist() == [3, 0, 5, 0]
+    assert table.mean().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("aggregator", [FedAvg(), Scaffold(MemoryTable(4, 2))])
+def test_some_algorithms_have_no_use_for_late_replies(aggregator: Aggregator) -> None:
+    server = Server(torch.zeros(2), aggregator, ServerSGD())
+    assert server.receive_late(late_updates([0], [1.0])).accepted == ()
+    assert aggregator.table is None or not aggregator.table.mean().any()

@@ -27,7 +27,7 @@ from fedvarp import (
     ServerMomentum,
     SimulationResult,
 )
-from fedvarp.algorithms.registry import ALGORITHMS, TableSettings
+from fedvarp.algorithms import ALGORITHMS, TableSettings
 from fedvarp.clients.availability import Bernoulli, Trace
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics

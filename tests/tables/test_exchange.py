@@ -7,30 +7,23 @@ import logging
 import pytest
 import torch
 
-from fedvarp import MemoryTable, RoundUpdates, stream
+from fedvarp import MemoryTable, stream
 from fedvarp.tables import exchange as one_pass
 
 D, M = 2**20 + 3, 3
 
 
-def updates_of(seed: int) -> RoundUpdates:
-    generator = stream(seed, "deltas")
-    ones = torch.ones(M, dtype=torch.int64)
-    weights = torch.tensor([0.2, 0.5, 0.4], dtype=torch.float64)
-    deltas = torch.randn(M, D, generator=generator)
-    return RoundUpdates(torch.tensor([0, 2, 4]), deltas, ones, ones, 1.0, weights)
-
-
 def three_exchanges() -> list[torch.Tensor]:
-    weights = torch.tensor([1.0, 2.0, 3.0, 1.0, 7.0])
-    states = MemoryTable(5, D, client_weights=weights)
-    w = torch.ones(D)
-    for seed in range(3):
-        states.exchange(updates_of(seed), w, rate=0.1 / (1 + seed))
-    return [w, states.mean(), states.get(torch.arange(5))]
+    table = MemoryTable(5, D, client_weights=torch.tensor([1.0, 2.0, 3.0, 1.0, 7.0]))
+    clients, a = torch.tensor([0, 2, 4]), torch.tensor([0.2, 0.5, 0.4], dtype=torch.float64)
+    vs = []
+    for seed, beta in enumerate((1.0, 0.3, 1.0)):
+        deltas = torch.randn(M, D, generator=stream(seed, "deltas"))
+        vs.append(table.exchange(clients, deltas, a, beta).clone())
+    return [*vs, table.mean(), table.get(torch.arange(5))]
 
 
-def in_stretches(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     with monkeypatch.context() as patch:
         patch.setattr(one_pass, "_COMPILE_FROM", 2**60)
         return three_exchanges()
@@ -40,7 +33,7 @@ def test_the_fused_kernel_gives_the_bits_of_the_plain_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(one_pass, "_kernels", {})
     fused = three_exchanges()
     assert one_pass._kernels, "the kernel was not used"
-    for a, b in zip(fused, in_stretches(monkeypatch), strict=True):
+    for a, b in zip(fused, in_blocks(monkeypatch), strict=True):
         assert torch.equal(a, b)
 
 
@@ -56,7 +49,7 @@ def test_without_a_compiler_large_models_go_the_plain_way(
         slower = three_exchanges()
     assert len(caplog.records) == 1, "said once, not every round"
     assert "No working C++ compiler found and a long" in caplog.text
-    for a, b in zip(slower, in_stretches(monkeypatch), strict=True):
+    for a, b in zip(slower, in_blocks(monkeypatch), strict=True):
         assert torch.equal(a, b)
 
 

@@ -1,4 +1,4 @@
-"""Magnitudes are worth something only for the rows they were measured of, as they were then."""
+"""Largest entries count only for the rows they were measured of, as they were then."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD
-from fedvarp.algorithms import Aggregator
 from fedvarp.algorithms.round_updates import Reply
-from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer
-from fedvarp.tables import largest_entries as magnitudes
-from fedvarp.tables.largest_entries import Magnitudes, stacked
+from fedvarp.tables import largest_entries
+from fedvarp.tables.largest_entries import LargestEntries, stacked
 
 D = 300_001  # three blocks, the last of them short
 
 
-def updates_of(deltas: torch.Tensor, measured: Magnitudes | None = None) -> RoundUpdates:
+def updates_of(deltas: torch.Tensor, measured: LargestEntries | None = None) -> RoundUpdates:
     ones = torch.ones(len(deltas), dtype=torch.int64)
     clients = torch.arange(len(deltas))
     return RoundUpdates(clients, deltas, ones, ones, scale=0.1, measured=measured)
@@ -26,9 +24,9 @@ def updates_of(deltas: torch.Tensor, measured: Magnitudes | None = None) -> Roun
 
 def test_rows_measured_by_their_maker_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     deltas = torch.ones(2, 3)
-    measured = Magnitudes.of(deltas)
+    measured = LargestEntries.of(deltas)
     looks: list[object] = []
-    monkeypatch.setattr(magnitudes, "row_magnitudes", looks.append)
+    monkeypatch.setattr(largest_entries, "_measured", looks.append)
     server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), ServerSGD())
     assert server.receive(updates_of(deltas, measured)).accepted == (0, 1)
     assert not looks
@@ -37,17 +35,17 @@ def test_rows_measured_by_their_maker_are_not_read_again(monkeypatch: pytest.Mon
 def test_what_was_measured_of_other_rows_or_before_a_change_counts_for_nothing() -> None:
     good, bad = torch.ones(2, 3), torch.tensor([[1.0, 1.0, 1.0], [1.0, math.nan, 1.0]])
     server = Server(torch.zeros(3), FedVARP(MemoryTable(2, 3)), ServerSGD())
-    others = replace(updates_of(good, Magnitudes.of(good)), deltas=bad)
+    others = replace(updates_of(good, LargestEntries.of(good)), deltas=bad)
     assert list(server.receive(others).refused) == [1]
-    changed = updates_of(good, Magnitudes.of(good))
+    changed = updates_of(good, LargestEntries.of(good))
     good[0, 2] = math.inf
     assert list(server.receive(changed).refused) == [0]
     assert server.w.isfinite().all()
 
 
-def test_one_magnitude_for_each_row() -> None:
-    with pytest.raises(ValueError, match="1 magnitudes for 2 rows"):
-        Magnitudes.known([1.0], torch.ones(2, 3))
+def test_there_is_one_for_each_row() -> None:
+    with pytest.raises(ValueError, match="1 largest entries for 2 rows"):
+        LargestEntries.known([1.0], torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("place", [0, D // 2, D - 1])
@@ -71,16 +69,3 @@ def test_a_network_reply_with_nan_is_refused_though_it_was_measured_while_stacki
     updates = RoundUpdates.from_replies(replies, dim=2, client_lr=0.1, dtype=torch.float32)
     server = Server(torch.zeros(2), FedVARP(MemoryTable(2, 2)), ServerSGD())
     assert list(server.receive(updates).refused) == [1]
-
-
-@pytest.mark.parametrize("optimizer", [ServerSGD(0.3), ServerMomentum(0.3)])
-def test_the_step_taken_on_the_way_gives_the_bits_of_v_and_then_a_step(
-    optimizer: ServerOptimizer,
-) -> None:
-    rounds = torch.randn(4, 2, D, generator=torch.Generator().manual_seed(0))
-    at_once = Server(torch.ones(D), FedVARP(MemoryTable(3, D)), optimizer)
-    in_turn = Server(torch.ones(D), FedVARP(MemoryTable(3, D)), optimizer)
-    for deltas in rounds:
-        at_once.receive(updates_of(deltas))
-        Aggregator.move(in_turn.aggregator, in_turn.w, updates_of(deltas), in_turn.optimizer)
-    assert torch.equal(at_once.w, in_turn.w)

@@ -1,12 +1,17 @@
-"""The algorithms, in the order of the paper.
+"""The algorithms: what came back → the server direction v, one file each.
 
-| algorithm       | direction v                       | table update                              |
-|-----------------|-----------------------------------|-------------------------------------------|
-| FedAvg          | average(Δ_S)                      | none                                      |
-| FedVARP         | mean() + average(Δ_S − get(S))    | put(S, Δ_S) afterwards                    |
-| cluster_fedvarp | the same, over shared rows        | the same: `put` averages within a cluster |
-| MIFA            | mean()                            | put(S, Δ_S) before                        |
-| Scaffold        | average(Δ_S)                      | put(S, Δ_S − (mean() − get(S)))           |
+With rows y_i (zero until written), ȳ their mean over all N clients, and Δ_i what client i sent, all
+of them are ``v = β·ȳ + Σ_{i∈S} a_i (Δ_i − β·y_i)``, then ``y_i ← Δ_i`` for i ∈ S:
+
+| algorithm      | a_i | β | rows                                                               |
+|----------------|-----|---|--------------------------------------------------------------------|
+| FedAvg         | 1/M | 0 | none                                                               |
+| FedVARP        | 1/M | 1 | one per client                                                     |
+| ClusterFedVARP | 1/M | 1 | one per cluster; a put averages the clients of a cluster           |
+| MIFA           | 1/N | 1 | one per client                                                     |
+| SCAFFOLD       | 1/M | 0 | c_i; clients add c̄ − c_i to each gradient; c_i ← Δ_i − that        |
+
+1/M stands for p_i / π_i where clients have weights or are sampled with unequal chances.
 """
 
 import lazy_loader

@@ -1,8 +1,10 @@
 from .aggregator import Aggregator as Aggregator
+from .cluster_fedvarp import ClusterFedVARP as ClusterFedVARP
 from .fedavg import FedAvg as FedAvg
 from .fedvarp import FedVARP as FedVARP
-from .fedvarp import cluster_fedvarp as cluster_fedvarp
 from .mifa import MIFA as MIFA
+from .names import ALGORITHMS as ALGORITHMS
+from .registry import TableSettings as TableSettings
 from .round_updates import Reply as Reply
 from .round_updates import RoundUpdates as RoundUpdates
 from .scaffold import Scaffold as Scaffold

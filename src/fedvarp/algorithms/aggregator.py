@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.server.optimizers import ServerOptimizer
-from fedvarp.tables import ClientTable
+from fedvarp.tables.base import ClientTable
 
 
 class Aggregator(ABC):
@@ -30,34 +30,54 @@ class Aggregator(ABC):
 
     One that remembers more than its table says so with `state_dict` and `load_state_dict`: a run
     that is resumed goes on with what they give and take, and begins anew with all else.
+
+    Attributes:
+        vectors_down: How many vectors of the model's size go to each client in a round.
+        vectors_up: How many come back.
+        unbiased: Whether E[v] over cohorts is the update of full participation, whatever the table
+            holds. The tests hold to it whichever algorithm claims it.
     """
 
-    vectors_down: ClassVar[int] = 1  # of the model's size, to each client in a round
-    vectors_up: ClassVar[int] = 1  # and back
+    vectors_down: ClassVar[int] = 1
+    vectors_up: ClassVar[int] = 1
+    unbiased: ClassVar[bool] = True
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:
-        """v, (d,), good until the next call. The only place where client states change."""
+        """Computes the direction of a round; the only place where rows of clients change.
 
-    def move(self, w: Tensor, updates: RoundUpdates, optimizer: ServerOptimizer) -> None:
-        """Moves w, in place, by one round: v, then the optimiser's step.
+        Args:
+            updates: What came back, checked by the server.
 
-        An algorithm whose v can be walked along while it is computed does both in one pass over
-        memory, and to the same bits.
+        Returns:
+            v, (d,), good until the next call.
         """
-        optimizer.step(w, self.aggregate(updates), updates.scale)
 
     def corrections(self, clients: Tensor) -> Tensor | None:
-        """(M, d), added to every local gradient of these clients; None if there are none."""
+        """What these clients are to add to each of their local gradients.
+
+        Args:
+            clients: (M,) int64.
+
+        Returns:
+            (M, d); None if there is nothing to add.
+        """
         return None
 
     def receive_late(self, updates: RoundUpdates) -> bool:
-        """Takes in replies that came too late for their round; False: they are of no use here."""
+        """Takes in replies that came too late for their round.
+
+        Args:
+            updates: What came back, checked by the server.
+
+        Returns:
+            Whether they were of any use.
+        """
         return False
 
     @property
     def table(self) -> ClientTable | None:
-        """The table of client states, saved by checkpoints; None if the algorithm has none."""
+        """The table of client rows, saved by checkpoints; None if the algorithm has none."""
         return None
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -65,7 +85,11 @@ class Aggregator(ABC):
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Takes back what `state_dict` gave; not called where it gave nothing."""
+        """Takes back what `state_dict` gave; not called where it gave nothing.
+
+        Args:
+            tensors: By name, as they were given.
+        """
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this algorithm.
@@ -74,3 +98,24 @@ class Aggregator(ABC):
         """
         table = {} if self.table is None else self.table.describe()
         return {"algorithm": type(self).__name__, **table}
+
+
+@dataclass(eq=False)
+class LatestUpdates(Aggregator):
+    """What algorithms share whose rows y_i are the latest update of each client.
+
+    Args:
+        y: The table.
+    """
+
+    y: ClientTable
+
+    def receive_late(self, updates: RoundUpdates) -> bool:
+        """y_i ← Δ_i: an update of an older model still says more than the one before it."""
+        self.y.put(updates.clients, updates.deltas, updates.largest_entries)
+        return True
+
+    @property
+    def table(self) -> ClientTable:
+        """y_1 … y_N."""
+        return self.y

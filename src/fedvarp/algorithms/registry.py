@@ -1,20 +1,25 @@
-"""The algorithms by the names that settings and command lines use."""
+"""How algorithms are made by their names, each with a table of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
 from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
+from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
-from fedvarp.tables import ClusteredTable, DiskTable, MemoryTable, RowTable
+from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.tables.registry import TABLES
+from fedvarp.tables.row_table import RowTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +35,7 @@ class TableSettings:
         clustering: How the clusters are made, if they change with time.
         client_weights: (N,) p_i of the objective; None for 1/N each.
         device: Where the rows are needed.
+        fsync: Whether rows on disk wait for the disk.
     """
 
     num_clients: int
@@ -40,45 +46,94 @@ class TableSettings:
     clustering: str | None = None
     client_weights: Tensor | None = None
     device: torch.device | str = "cpu"
+    fsync: bool = True
 
     def rows(self, count: int, weights: Tensor | None) -> RowTable:
-        """A table with that many rows."""
-        if self.folder is None:
-            return MemoryTable(
-                count, self.dim, self.codec, client_weights=weights, device=self.device
-            )
-        return DiskTable(
-            self.folder, count, self.dim, self.codec, client_weights=weights, device=self.device
+        """A new table in the place and with the codec of these settings.
+
+        Args:
+            count: How many rows it has.
+            weights: (count,) what each row counts for in the mean; None for the same.
+
+        Returns:
+            The table.
+        """
+        make = TABLES["memory" if self.folder is None else "disk"]
+        return make(
+            self.folder,
+            count,
+            self.dim,
+            self.codec,
+            client_weights=weights,
+            device=self.device,
+            fsync=self.fsync,
         )
 
     def row_per_client(self) -> RowTable:
-        """A table with one row for each client."""
+        """A new table with one row for each client."""
         return self.rows(self.num_clients, self.client_weights)
 
+    def row_per_cluster(self) -> ClusteredTable:
+        """A new table with one row for each cluster.
 
-def _clustered(settings: TableSettings) -> Aggregator:
-    if settings.cluster_of is None:
-        raise ValueError(
-            "ClusterFedVARP needs to know the clusters, and this data set has no natural ones. "
-            "Give cluster_of, the cluster of each client, or use FedVARP."
-        )
-    rows = settings.rows(int(settings.cluster_of.max()) + 1, None)
-    return FedVARP(
-        ClusteredTable(settings.cluster_of, rows, settings.client_weights, settings.clustering)
-    )
-
-
-ALGORITHMS: Final[Mapping[str, Callable[[TableSettings], Aggregator]]] = {
-    "fedavg": lambda settings: FedAvg(),
-    "fedvarp": lambda settings: FedVARP(settings.row_per_client()),
-    "cluster_fedvarp": _clustered,
-    "mifa": lambda settings: MIFA(settings.row_per_client()),
-    "scaffold": lambda settings: Scaffold(settings.row_per_client()),
-}
+        Raises:
+            ValueError: The clusters are not known.
+        """
+        if self.cluster_of is None:
+            raise ValueError(
+                "ClusterFedVARP needs to know the clusters, and this data set has no natural ones. "
+                "Give cluster_of, the cluster of each client, or use FedVARP."
+            )
+        rows = self.rows(int(self.cluster_of.max()) + 1, None)
+        return ClusteredTable(self.cluster_of, rows, self.client_weights, self.clustering)
 
 
-def make_algorithm(name: str, settings: TableSettings) -> Aggregator:
-    """The algorithm of that name with a table of its own."""
-    if name not in ALGORITHMS:
-        raise ValueError(f"No algorithm is called {name!r}; there are {', '.join(ALGORITHMS)}.")
-    return ALGORITHMS[name](settings)
+def make_algorithm(
+    algorithm: str | Callable[..., Aggregator], settings: TableSettings
+) -> Aggregator:
+    """Makes an algorithm with a table of its own.
+
+    Args:
+        algorithm: A name in `ALGORITHMS`, the import path of something of one's own, or that
+            itself: a function of the settings, or a subclass of `Aggregator` that takes a table
+            with a row for each client, or nothing.
+        settings: What its table is to be like.
+
+    Returns:
+        A new algorithm.
+
+    Raises:
+        SettingsError: There is no algorithm of that name.
+    """
+    make: Any = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
+
+    parts: list[object] = [settings]
+    if inspect.isclass(make):
+        parts = [settings.row_per_client()] if inspect.signature(make).parameters else []
+    made: Aggregator = make(*parts)
+    return made
+
+
+def fedavg(table: TableSettings) -> FedAvg:
+    """FedAvg, which has no table."""
+    return FedAvg()
+
+
+def fedvarp(table: TableSettings) -> FedVARP:
+    """FedVARP over a row for each client."""
+    return FedVARP(table.row_per_client())
+
+
+def cluster_fedvarp(table: TableSettings) -> ClusterFedVARP:
+    """ClusterFedVARP over a row for each cluster."""
+    return ClusterFedVARP(table.row_per_cluster())
+
+
+def mifa(table: TableSettings) -> MIFA:
+    """MIFA over a row for each client."""
+    return MIFA(table.row_per_client())
+
+
+def scaffold(table: TableSettings) -> Scaffold:
+    """SCAFFOLD over a row for each client."""
+    return Scaffold(table.row_per_client())

@@ -9,15 +9,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedvarp.tables.largest_entries import Magnitudes, stacked
+from fedvarp.tables.checks import refuse_duplicates
+from fedvarp.tables.largest_entries import LargestEntries, stacked
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """One client's answer, as it arrives over a network: nothing about it is trusted yet."""
+    """One client's answer, as it arrives over a network: nothing about it is trusted yet.
+
+    Attributes:
+        client: Its number.
+        delta: (d,), (w − w_i) / (η_c τ_i).
+        num_steps: τ_i, as the client counts them.
+        num_examples: How many examples it holds.
+    """
 
     client: int
-    delta: Tensor  # (d,), (w - w_i) / (eta_c * tau_i)
+    delta: Tensor
     num_steps: int
     num_examples: int
 
@@ -47,13 +55,23 @@ class RoundUpdates:
     losses: Mapping[int, float] = field(default_factory=dict)  # client: its mean local loss
     buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # no vector: see
     # FlatModel; kept beside the updates, by client
-    measured: Magnitudes | None = None  # of deltas, if whoever made them has looked at them
+    measured: LargestEntries | None = None  # of deltas, if whoever made them has looked at them
 
     @classmethod
     def from_replies(
         cls, replies: Sequence[Reply], *, dim: int, client_lr: float, dtype: torch.dtype
     ) -> RoundUpdates:
-        """Stacks single replies; one of the wrong size or type, or a second one, is refused."""
+        """Stacks single replies; one of the wrong size or type is refused, a repeated one ignored.
+
+        Args:
+            replies: In any order.
+            dim: d, the length of the model.
+            client_lr: η_c of the round.
+            dtype: Of the model.
+
+        Returns:
+            What came back, by client number, with the reasons of the refusals in `refused`.
+        """
         good: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         for reply in replies:
@@ -71,10 +89,9 @@ class RoundUpdates:
                 good[reply.client] = reply
         kept = [good[client] for client in sorted(good)]
         steps = torch.tensor([reply.num_steps for reply in kept], dtype=torch.int64)
-        nobody = torch.empty(0, dim, dtype=dtype)
-        deltas, measured = (
-            stacked([reply.delta for reply in kept]) if kept else (nobody, Magnitudes.of(nobody))
-        )
+        deltas, measured = torch.empty(0, dim, dtype=dtype), None
+        if kept:
+            deltas, measured = stacked([reply.delta for reply in kept])
         return cls(
             clients=torch.tensor([reply.client for reply in kept], dtype=torch.int64),
             deltas=deltas,
@@ -87,36 +104,43 @@ class RoundUpdates:
 
     @property
     def averaging_weights(self) -> Tensor:
-        """(M,) float64: what `average` multiplies each row by."""
+        """(M,) float64, a_i: 1/M each, or `weights`."""
         if self.weights is not None:
             return self.weights.double()
         size = len(self.clients)
         return torch.full((size,), 1 / size, dtype=torch.float64, device=self.deltas.device)
 
     def average(self, rows: Tensor) -> Tensor:
-        """(M, d) → (d,): the one place where sampling and objective weights enter."""
+        """Σ a_i row_i.
+
+        Args:
+            rows: (M, d).
+
+        Returns:
+            (d,) of the rows' dtype.
+        """
         return self.averaging_weights.to(rows) @ rows
 
     @property
-    def magnitudes(self) -> tuple[float, ...]:
-        """The largest absolute value of each row; NaN where the row holds one.
-
-        Measured on the first look, unless whoever made the rows has done so, and again once the
-        rows have changed.
-        """
-        known = self.measured
-        if known is None or not known.hold_for(self.deltas):
-            known = Magnitudes.of(self.deltas)
-            object.__setattr__(self, "measured", known)
-        return known.values
+    def largest_entries(self) -> LargestEntries:
+        """Those of `deltas`: `measured` while it holds for them, else found by reading them."""
+        return LargestEntries.of(self.deltas, self.measured)
 
     def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
-        """These rows only, in this order; the refusals are added to those already known.
+        """The round as if only some of the clients had answered.
 
         `scale` goes with the mean number of steps: it becomes what it would have been had the
         others never answered where a step is as long as any other. With client momentum or a rate
         that differs between steps or clients it is an estimate: single walks are not known here.
+
+        Args:
+            positions: Which rows to keep, in this order.
+            refused: Whose replies are left out and why; added to the refusals already known.
+
+        Returns:
+            These rows only.
         """
+        largest = self.largest_entries.values
         at = torch.tensor(positions, dtype=torch.int64)
         steps, deltas = self.num_steps[at], self.deltas[at.to(self.deltas.device)]
         return replace(
@@ -128,15 +152,16 @@ class RoundUpdates:
             scale=self.scale * _mean_ratio(steps, self.num_steps),
             weights=None if self.weights is None else self.weights[at],
             refused={**self.refused, **refused},
-            measured=Magnitudes.known([self.magnitudes[p] for p in positions], deltas),
+            measured=LargestEntries.known([largest[p] for p in positions], deltas),
         )
 
-    def onto_rows(self, rows: Tensor, deltas: Tensor, weights: Tensor) -> RoundUpdates:
-        """The same round seen by a table whose rows stand for several clients."""
-        return replace(self, clients=rows, deltas=deltas, weights=weights)
-
     def check(self) -> None:
-        """Raises ValueError where the parts do not belong together: a fault of the caller."""
+        """Refuses parts that do not belong together: a fault of the caller, not of a client.
+
+        Raises:
+            ValueError: A shape or dtype does not fit, a client is repeated, a weight is not finite,
+                or the scale is not positive.
+        """
         size = self.clients.shape[0] if self.clients.ndim == 1 else -1
         parts = {
             "clients": self.clients,
@@ -168,21 +193,7 @@ class RoundUpdates:
             )
 
 
-def refuse_duplicates(clients: Tensor, where: str) -> None:
-    """Raises ValueError if a client appears twice."""
-    numbers = clients.tolist()
-    if len(set(numbers)) != len(numbers):
-        raise ValueError(
-            f"{where} holds {_shortened(numbers)}. Each client may appear once per round; this "
-            f"usually means sampling with replacement. Average the repeated updates first."
-        )
-
-
 def _mean_ratio(some: Tensor, all_: Tensor) -> float:
     if len(some) == 0:
         return 1.0
     return float(some.double().mean() / all_.double().mean())
-
-
-def _shortened(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, …]"

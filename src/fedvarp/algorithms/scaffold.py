@@ -9,17 +9,20 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.tables import ClientTable
+from fedvarp.tables.base import ClientTable
 
 
 @dataclass(eq=False)
 class Scaffold(Aggregator):
-    """Clients add c − c_i to every local gradient, so that all walk in the common direction.
+    """SCAFFOLD: clients add c − c_i to every local gradient, so that all walk in one direction.
 
     The textbook keeps c_i on client i; c travels down with w, the change of c_i up with Δ_i. Here
     the server holds all c_i and sends the difference: the same iterates with one vector less on the
     way up, and a client that lost its disk has lost nothing. Traffic is counted as the textbook has
     it all the same. An update must belong to the last broadcast: c moves with every `aggregate`.
+
+    Args:
+        c: A table with one row per client.
     """
 
     vectors_down: ClassVar[int] = 2  # w and c, as the textbook sends them

@@ -17,7 +17,7 @@ from fedvarp.data import Examples
 from fedvarp.data.federated_dataset import Augmentation
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
-from fedvarp.tables.largest_entries import row_magnitudes
+from fedvarp.tables.largest_entries import LargestEntries
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) → the mean loss of the batch, such as torch's `cross_entropy`."""
@@ -103,7 +103,7 @@ def train(
         walk=walk,
         mean_loss=float(total_loss) / num_steps,
         num_examples=len(x),
-        magnitude=row_magnitudes(delta.unsqueeze(0))[0],
+        magnitude=LargestEntries.of(delta.unsqueeze(0)).values[0],
     )
 
 

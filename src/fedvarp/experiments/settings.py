@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.schedules import Constant
 from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
@@ -22,9 +23,6 @@ from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.tables.settings import Table
 from fedvarp.trainers.settings import Trainer
 
-ALGORITHMS: Final = Registry(
-    "algorithm", dict.fromkeys(("fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold"), "")
-)
 DATASETS: Final = Registry(
     "data set",
     {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
 from fedvarp.flower.client import CLIENT_LR, NUM_EXAMPLES, NUM_STEPS
-from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
+from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 # Beyond these a number is a fault, not a measurement.
 _MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, CLIENT_LR: 1e4}
@@ -125,7 +125,7 @@ class ReplyReader:
             bool(b.isfinite().all()) for b in buffers.values()
         ):
             raise RefusedReplyError("its arrays hold NaN or infinity: local training diverged")
-        if magnitude > LARGEST_MAGNITUDE:
+        if magnitude > DIVERGED_ABOVE:
             raise RefusedReplyError(f"its update reaches {magnitude:.1e}: training diverged")
         if self.max_norm is not None:
             norm = float(torch.linalg.vector_norm(difference))

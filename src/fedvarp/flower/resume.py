@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flwr.app import ArrayRecord
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.algorithms.fedvarp import cluster_fedvarp
+from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.identity import KnownClients, name_order
@@ -21,6 +21,7 @@ from fedvarp.flower.rows import ClientRows, Clusters
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
+from fedvarp.tables.clustered import ClusteredTable
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
@@ -175,7 +176,7 @@ def _aggregator(
     if clusters is None:
         return make_algorithm(settings.algorithm, table)
     cluster_of = clusters.cluster_of(clients, table.num_clients)
-    return cluster_fedvarp(cluster_of, table.rows(clusters.num_rows, None))
+    return ClusterFedVARP(ClusteredTable(cluster_of, table.rows(clusters.num_rows, None)))
 
 
 def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: StrategySettings) -> None:

@@ -23,7 +23,7 @@ from fedvarp.flower.replies import (
 from fedvarp.flower.rows import ClientRows
 from fedvarp.server.flat_model import average_buffers
 from fedvarp.server.server import Broadcast, Server
-from fedvarp.tables.largest_entries import Magnitudes
+from fedvarp.tables.largest_entries import LargestEntries
 
 
 @dataclass(eq=False)
@@ -263,7 +263,7 @@ class TrainingRounds:
             num_examples=examples,
             scale=sum(walk for _, walk in measured) / len(measured),
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
-            measured=Magnitudes.known(magnitudes, deltas),
+            measured=LargestEntries.known(magnitudes, deltas),
         )
 
     def _stacked(self, rows: Sequence[Tensor]) -> Tensor:  # (M, d)

@@ -9,9 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fedvarp.algorithms import Aggregator
+from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.server.server import Server
-from fedvarp.tables import DiskTable, RowTable
+from fedvarp.tables.disk import DiskTable
+from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError, as_json, from_json, refuse_differences
 from fedvarp.version import __version__
 
@@ -32,6 +33,15 @@ class Checkpoint:
     Kill the process at any instant: the folder reopens at a whole round, and the run that goes on
     from there is the one that was never interrupted, bit for bit.
 
+    Args:
+        path: The folder, made if there is none; that of a `DiskTable` if the server's table is one.
+        fsync: Whether a commit waits for the disk. Without it a killed process loses nothing, but
+            a power failure may cost the last rounds.
+
+    Raises:
+        CheckpointError: The folder was written in another format.
+        StoreError: The folder is damaged or in use.
+
     >>> import tempfile
     >>> from fedvarp import ServerSGD, FedAvg, RoundUpdates
     >>> folder = tempfile.mkdtemp()
@@ -47,13 +57,6 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
-        """Opens the folder, or makes it.
-
-        Args:
-            path: The folder; that of an `DiskTable` if the server's table is one.
-            fsync: Whether a commit waits for the disk. Without it a killed process loses nothing,
-                but a power failure may cost the last rounds.
-        """
         self.store = Store.open(path, fsync=fsync)
         try:
             self._about = from_json(self.store.read("state", "about"))
@@ -102,6 +105,11 @@ class Checkpoint:
             notes: The same, for what JSON can hold.
             entries: What is new in a collection that grows, by key: earlier entries stay, so that
                 the history of a long run is not written again in every round.
+
+        Raises:
+            CheckpointError: The folder holds another server's run, the table's rows are elsewhere,
+                or the algorithm cannot take back what it gives.
+            StoreError: It could not be written; the round before is intact.
         """
         if self._about and server is not self._owner:
             raise CheckpointError(
@@ -120,7 +128,7 @@ class Checkpoint:
             "server": dict(server.describe()),
             "optimizer": _layout(server.optimizer.state_dict()),
             "aggregator": _layout(remembered),
-            "states": _layout(_beside_rows(server)),
+            "table": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
         }
@@ -130,7 +138,7 @@ class Checkpoint:
         for name, tensor in remembered.items():
             batch["state", f"aggregator/{name}"] = tensor
         for name, tensor in _beside_rows(server).items():
-            batch["state", f"states/{name}"] = tensor
+            batch["state", f"table/{name}"] = tensor
         for name, tensor in extra.items():
             batch["state", f"tensors/{name}"] = tensor
         for key, entry in (entries or {}).items():
@@ -146,10 +154,17 @@ class Checkpoint:
         self._owner = server
 
     def restore(self, server: Server) -> bool:
-        """Makes `server` the one that was last committed; False in a new folder.
+        """Makes a server the one that was last committed.
 
-        The server must have been made as it was then; if it was not, or if the folder is damaged,
-        an error says so and the server stays as it is.
+        Args:
+            server: One made as the other was.
+
+        Returns:
+            Whether there was anything to restore; False in a new folder.
+
+        Raises:
+            CheckpointError: The server was made otherwise. It stays as it is.
+            StoreError: The folder is damaged. The server stays as it is.
         """
         if not self._about:
             return False
@@ -187,7 +202,7 @@ class Checkpoint:
 
     def beside_rows(self) -> dict[str, Tensor]:
         """What the table kept beside its rows: clusters that change with time."""
-        return self._read_all("states", self._about.get("states", {}))
+        return self._read_all("table", self._about.get("table", {}))
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """All entries that were committed, by key."""

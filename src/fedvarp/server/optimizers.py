@@ -27,16 +27,19 @@ class ServerOptimizer(ABC):
             scale: How far the clients walked, η_c times the mean number of local steps.
         """
 
-    def plain_rate(self, scale: float) -> float | None:
-        """η, if the step is `walk(w, v, η)` and nothing else; None if there is more to it."""
-        return None
-
     def state_dict(self) -> Mapping[str, Tensor]:
         """What the optimiser remembers, by name."""
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Takes back what `state_dict` gave.
+
+        Args:
+            tensors: By name; none to forget everything.
+
+        Raises:
+            ValueError: There are tensors for an optimiser that remembers nothing.
+        """
         if tensors:
             raise ValueError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
 
@@ -49,7 +52,12 @@ def walk(w: Tensor, v: Tensor, rate: float) -> None:
     """w ← w − rate · v, in place, rounded after each of the two operations.
 
     torch's own `w.add_(v, alpha=-rate)` rounds once or twice, depending on where in the vector a
-    number stands. A step taken piece by piece, or by a compiled kernel, must give the same bits.
+    number stands; figures must not depend on that.
+
+    Args:
+        w: (d,), changed in place.
+        v: (d,) of the same dtype.
+        rate: How far to go.
     """
     product = v.new_empty(longest_block(len(v)))
     for here in blocks(len(v)):
@@ -63,7 +71,14 @@ def _positive(lr: float) -> float:
 
 
 class ServerSGD(ServerOptimizer):
-    """The paper's server step, w ← w − η_s η_c τ v."""
+    """The paper's server step, w ← w − η_s η_c τ v.
+
+    Args:
+        lr: η_s, above zero.
+
+    Raises:
+        ValueError: It is not above zero.
+    """
 
     def __init__(self, lr: float = 1.0) -> None:
         self.lr = _positive(lr)
@@ -71,10 +86,6 @@ class ServerSGD(ServerOptimizer):
     def step(self, w: Tensor, v: Tensor, scale: float) -> None:
         """w ← w − η_s · scale · v: line 9 of Algorithms 2 and 3."""
         walk(w, v, self.lr * scale)
-
-    def plain_rate(self, scale: float) -> float:
-        """η_s · scale."""
-        return self.lr * scale
 
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""
@@ -86,6 +97,13 @@ class ServerMomentum(ServerOptimizer):
 
     u stays per unit of client walk, so that a decaying client rate does not leave old, long steps
     in it.
+
+    Args:
+        lr: η_s, above zero.
+        beta: β, in [0, 1).
+
+    Raises:
+        ValueError: One of them is out of range.
     """
 
     def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
@@ -123,6 +141,9 @@ class Steady(ServerOptimizer):
     round's happened to hold is no reason to go further along it. Where all clients take equally
     many steps, nothing changes, to the bit. For a constant client rate: the mean would lag behind a
     schedule.
+
+    Args:
+        inner: The other optimiser.
 
     >>> steady, w = Steady(ServerSGD(lr=1.0)), torch.zeros(1)
     >>> steady.step(w, torch.ones(1), scale=2.0)

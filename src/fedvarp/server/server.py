@@ -5,42 +5,64 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from fedvarp.algorithms import Aggregator
+from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
-from fedvarp.tables.largest_entries import LARGEST_MAGNITUDE
+from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 _LARGEST_STEP: Final = 1e30
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server sends at the start of a round."""
+    """What the server sends at the start of a round.
+
+    Attributes:
+        round: How many rounds came before.
+        clients: (M,) int64, who is asked.
+        w: (d,), a copy: it stays the model of this round.
+        corrections: (M, d), added to each local gradient; None: nothing to add.
+        buffers: Of the model, beside w.
+    """
 
     round: int
-    clients: Tensor  # (M,) int64
-    w: Tensor  # (d,), a copy: it stays the model of this round
-    corrections: Tensor | None  # (M, d), added to each local gradient; None: nothing to add
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)  # of the model, beside w
+    clients: Tensor
+    w: Tensor
+    corrections: Tensor | None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of the replies of a round."""
+    """What became of the replies of a round.
 
-    round: int  # the number of rounds received, this one included if anything was accepted
+    Attributes:
+        round: How many rounds were received, this one included if anything was accepted.
+        accepted: The clients whose replies were used.
+        refused: The others, and why theirs were not.
+    """
+
+    round: int
     accepted: tuple[int, ...]
-    refused: Mapping[int, str]  # client: why
+    refused: Mapping[int, str]
 
 
 class Server:
     """Sends the model out, takes updates in, and moves the model.
+
+    Args:
+        w: (d,), the first model; copied.
+        aggregator: The algorithm, with its table.
+        optimizer: How w moves along v; copied, and starts without a memory.
+
+    Raises:
+        ValueError: w is no vector of finite numbers, or the table's rows have another length.
 
     >>> from fedvarp import FedVARP, MemoryTable, ServerSGD
     >>> table = MemoryTable(num_clients=4, dim=2)
@@ -74,11 +96,17 @@ class Server:
 
     @torch.no_grad()
     def broadcast(self, clients: Tensor, out: Tensor | None = None) -> Broadcast:
-        """w, and corrections to the local gradients if the algorithm has any.
+        """What to send at the start of a round.
 
         Args:
             clients: (M,) int64, who is asked.
             out: (d,), memory for the copy of w; fresh pages cost ten times what copying does.
+
+        Returns:
+            w, and corrections to the local gradients if the algorithm has any.
+
+        Raises:
+            IndexError: The table does not know one of the clients.
         """
         return Broadcast(
             round=self.round,
@@ -94,16 +122,24 @@ class Server:
         A reply that cannot be used costs nothing but itself; it is as if that client had never
         answered. If none can be used, everything stays as it was, the round number too.
 
+        Args:
+            updates: What came back.
+
+        Returns:
+            Whose replies were used, and why the others were not.
+
         Raises:
             ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
-            IndexError: The table does not know one of the clients.
+                Nothing has changed.
+            IndexError: The table does not know one of the clients. Nothing has changed.
         """
         updates.check()
         usable = self._usable(updates)
         accepted = tuple(usable.clients.tolist())
         if accepted:
             _refuse_overflow(usable)
-            self.aggregator.move(self.w, usable, self.optimizer)
+            v = self.aggregator.aggregate(usable)  # Algorithms 2 and 3, line 8
+            self.optimizer.step(self.w, v, usable.scale)  # line 9
             self.round += 1
         return RoundReport(self.round, accepted, dict(usable.refused))
 
@@ -113,6 +149,16 @@ class Server:
 
         None is accepted by an algorithm that keeps no updates (FedAvg), or keeps them relative to
         the round they belong to (SCAFFOLD).
+
+        Args:
+            updates: What came back.
+
+        Returns:
+            Whose replies were used, and why the others were not.
+
+        Raises:
+            ValueError: The updates do not fit together.
+            IndexError: The table does not know one of the clients.
         """
         updates.check()
         usable = self._usable(updates)
@@ -143,19 +189,20 @@ class Server:
 
     def _usable(self, updates: RoundUpdates) -> RoundUpdates:
         """The replies that can be used, by client number: their order of arrival means nothing."""
+        updates = replace(updates, measured=updates.largest_entries)  # one look for all to come
         clients = updates.clients.tolist()
         numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
         told = zip(
             clients,
             updates.num_steps.tolist(),
             updates.num_examples.tolist(),
-            updates.magnitudes,
+            updates.largest_entries.values,
             strict=True,
         )
         refused = {
             client: why
-            for client, steps, examples, magnitude in told
-            if (why := self._fault(numbers, dtype, steps, examples, magnitude)) is not None
+            for client, steps, examples, largest in told
+            if (why := self._fault(numbers, dtype, steps, examples, largest)) is not None
         }
         order = sorted(
             (m for m, client in enumerate(clients) if client not in refused),
@@ -164,7 +211,7 @@ class Server:
         return updates if order == list(range(len(clients))) else updates.keep(order, refused)
 
     def _fault(
-        self, numbers: int, dtype: torch.dtype, steps: int, examples: int, magnitude: float
+        self, numbers: int, dtype: torch.dtype, steps: int, examples: int, largest: float
     ) -> str | None:
         """Why a reply cannot be used; None if it can."""
         if numbers != len(self.w):
@@ -175,18 +222,19 @@ class Server:
             return f"it reports {steps} local steps"
         if examples < 0:
             return f"it reports {examples} examples"
-        if not math.isfinite(magnitude):
+        if not math.isfinite(largest):
             return "its update holds NaN or infinity: local training diverged; lower client_lr"
-        if magnitude > LARGEST_MAGNITUDE:
-            return f"its update reaches {magnitude:.1e}: local training diverged; lower client_lr"
+        if largest > DIVERGED_ABOVE:
+            return f"its update reaches {largest:.1e}: local training diverged; lower client_lr"
         return None
 
 
 def _refuse_overflow(updates: RoundUpdates) -> None:
     """Weights or a scale beyond all reason would make w infinite after the table has changed."""
-    reach = max(updates.magnitudes) * float(updates.averaging_weights.abs().sum()) * updates.scale
+    largest = max(updates.largest_entries.values)
+    reach = largest * float(updates.averaging_weights.abs().sum()) * updates.scale
     if reach > _LARGEST_STEP:
         raise ValueError(
             f"The step of this round would reach {reach:.1e}. With replies of at most "
-            f"{max(updates.magnitudes):.1e}, look at RoundUpdates.weights and scale."
+            f"{largest:.1e}, look at RoundUpdates.weights and scale."
         )

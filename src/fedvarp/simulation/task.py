@@ -89,7 +89,7 @@ class Task:
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)
-            aggregator = _make_algorithm(self.algorithm, table)
+            aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
             simulation = Simulation(
@@ -224,7 +224,3 @@ class _Choice:
             trainer = {**self._kept["trainer"], **self._chosen}
             self._directory.write_settings({**self._kept, "trainer": trainer})
             self._chosen = {}
-
-
-def _make_algorithm(algorithm: str | AlgorithmMaker, table: TableSettings) -> Aggregator:
-    return make_algorithm(algorithm, table) if isinstance(algorithm, str) else algorithm(table)

@@ -1,7 +1,8 @@
-"""The table of client states: y_1 … y_N, the memory of the server.
+"""Tables with one row per client, y_1 … y_N: the memory of the server.
 
-Three operations, `get`, `put` and `mean`, and one law that every table keeps after any sequence of
-puts, the lossy ones included: ``mean() == get(all clients).mean(0)``.
+A table knows vectors and clients' numbers, and nothing of rounds, models or optimisers. It has four
+operations, `get`, `put`, `mean` and `exchange`, and one law that it keeps after any sequence of
+puts, the lossy codecs included: ``mean() == get(all clients).mean(0)``.
 
 - `MemoryTable`, `DiskTable`: one row per client.
 - `ClusteredTable`: one row per cluster, over either.

@@ -2,7 +2,9 @@ from .base import ClientTable as ClientTable
 from .clustered import ClusteredTable as ClusteredTable
 from .codecs import CODECS as CODECS
 from .disk import DiskTable as DiskTable
+from .largest_entries import LargestEntries as LargestEntries
 from .memory import MemoryTable as MemoryTable
+from .registry import TABLES as TABLES
 from .row_table import RowTable as RowTable
 from .settings import Table as Table
 from .store import StoreError as StoreError

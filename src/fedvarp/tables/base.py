@@ -1,4 +1,4 @@
-"""What an algorithm asks of its table of client states."""
+"""What a table of client rows can do: get, put, mean, and all three at once in exchange."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedvarp.server.optimizers import walk
+from fedvarp.tables.largest_entries import LargestEntries
 
 if TYPE_CHECKING:
-    from fedvarp.algorithms.round_updates import RoundUpdates
     from fedvarp.tables.row_table import RowTable
 
 
@@ -20,39 +19,90 @@ class ClientTable(ABC):
     """y_1 … y_N, zero until first written. Law: mean() equals get(all clients).mean(0).
 
     With unequal client weights p_i the mean is Σ p_i y_i / Σ p_i.
+
+    Attributes:
+        num_clients: N.
+        dim: d, the length of a row.
+        dtype: Of the rows given and taken: float32, or float64 for a float64 table.
     """
 
     num_clients: int
     dim: int
-    dtype: torch.dtype  # of the rows given and taken: float32, or float64 for a float64 table
+    dtype: torch.dtype
 
     @abstractmethod
     def get(self, clients: Tensor) -> Tensor:
-        """The rows of these clients, (M, d), a copy."""
+        """Looks up rows.
 
-    @abstractmethod
-    def put(self, clients: Tensor, rows: Tensor) -> None:
-        """Overwrites the rows of these clients, O(M·d).
+        Args:
+            clients: (M,) int64.
 
-        Refuses, before anything changes, rows that are not finite or of another shape or dtype,
-        and clients that are repeated or unknown.
+        Returns:
+            The rows of these clients, (M, d), a copy.
+
+        Raises:
+            IndexError: A client is unknown.
         """
 
     @abstractmethod
-    def mean(self, out: Tensor | None = None) -> Tensor:
-        """The mean row over all clients, (d,); O(d) whatever N is.
+    def put(self, clients: Tensor, rows: Tensor, largest: LargestEntries | None = None) -> None:
+        """Overwrites the rows of these clients, O(M·d): y_i ← Δ_i.
 
-        Written into `out` if given: fresh memory for a large model costs more than the mean itself.
+        Args:
+            clients: (M,) int64, distinct.
+            rows: (M, d) of the table's dtype.
+            largest: The rows' largest entries, if somebody has measured them; spares a read.
+
+        Raises:
+            ValueError: A shape or dtype does not fit, a client is repeated, or a row is not finite.
+                Nothing has changed.
+            IndexError: A client is unknown. Nothing has changed.
         """
 
-    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
-        """Moves w, (d,), in place by −rate · v of FedVARP; then y_i becomes Δ_i.
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """The mean row over all clients, O(d) whatever N is.
 
-        These lines of Algorithm 2 are the meaning; tables do the same in one pass over memory.
+        Returns:
+            ȳ, (d,), a copy.
         """
-        v = self.mean() + updates.average(updates.deltas - self.get(updates.clients))  # line 8
-        self.put(updates.clients, updates.deltas)  # lines 10-14
-        walk(w, v, rate)  # line 9, after what may still be refused
+
+    def exchange(
+        self,
+        clients: Tensor,
+        rows: Tensor,
+        a: Tensor,
+        beta: float,
+        largest: LargestEntries | None = None,
+    ) -> Tensor:
+        """v = β·ȳ + Σ a_i (Δ_i − β·y_i) with the rows as they are; then y_i ← Δ_i.
+
+        This is the plain version, in the words of the equation. Tables of the package do the same
+        in one pass over memory and are tested against it.
+
+        Args:
+            clients: (M,) int64, S, distinct.
+            rows: (M, d) of the table's dtype, Δ_i for i ∈ S.
+            a: (M,), what each client counts for.
+            beta: β, what the stored rows count for: 0 not at all (FedAvg), 1 fully (FedVARP).
+            largest: The rows' largest entries, if somebody has measured them; spares a read.
+
+        Returns:
+            v, (d,) of the table's dtype; good until the next exchange, which reuses its memory.
+
+        Raises:
+            ValueError: As for `put`, or a has not one finite number for each client. Nothing has
+                changed.
+            IndexError: A client is unknown. Nothing has changed.
+        """
+        y = self.get(clients).double()
+        changes = [
+            a_i * (delta - beta * y_i)
+            for a_i, delta, y_i in zip(a.tolist(), rows.double(), y, strict=True)
+        ]
+        v: Tensor = beta * self.mean().double() + sum(changes)
+        self.put(clients, rows, largest)
+        return v.to(self.dtype)
 
     @property
     @abstractmethod
@@ -68,7 +118,11 @@ class ClientTable(ABC):
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Takes back what `state_dict` gave, once the rows are loaded; nothing for most tables."""
+        """Takes back what `state_dict` gave, once the rows are loaded.
+
+        Args:
+            tensors: What `state_dict` gave; nothing for most tables.
+        """
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fedvarp.algorithms.round_updates import refuse_duplicates
 from fedvarp.tables.base import ClientTable
+from fedvarp.tables.largest_entries import LargestEntries
 
 
 def check_clients(clients: Tensor, num_clients: int) -> None:
-    """Raises unless these are numbers of known clients."""
+    """Refuses what are not numbers of known clients.
+
+    Args:
+        clients: (M,) int64.
+        num_clients: N.
+
+    Raises:
+        ValueError: They are no one-dimensional int64 tensor.
+        IndexError: One of them is unknown.
+    """
     if clients.ndim != 1 or clients.dtype != torch.int64:
         raise ValueError(
             f"Clients must be a one-dimensional int64 tensor, not {clients.dtype} of shape "
@@ -27,10 +35,26 @@ def check_clients(clients: Tensor, num_clients: int) -> None:
         )
 
 
-def check_put(table: ClientTable, clients: Tensor, rows: Tensor) -> None:
-    """Raises unless these are known clients, each once, with a row that fits for each of them."""
+def check_rows(
+    table: ClientTable, clients: Tensor, rows: Tensor, known: LargestEntries | None = None
+) -> LargestEntries:
+    """Refuses rows that cannot become the rows of these clients.
+
+    Args:
+        table: Where they are to go.
+        clients: (M,) int64, known and distinct.
+        rows: (M, d) finite numbers of the table's dtype.
+        known: The rows' largest entries, if somebody has measured them.
+
+    Returns:
+        The rows' largest entries.
+
+    Raises:
+        ValueError: A shape or dtype does not fit, a client is repeated, or a row is not finite.
+        IndexError: A client is unknown.
+    """
     check_clients(clients, table.num_clients)
-    refuse_duplicates(clients, "put()")
+    refuse_duplicates(clients, "The list of clients")
     if tuple(rows.shape) != (len(clients), table.dim):
         raise ValueError(
             f"Rows have shape {tuple(rows.shape)}; {len(clients)} clients of a table with "
@@ -41,14 +65,48 @@ def check_put(table: ClientTable, clients: Tensor, rows: Tensor) -> None:
             f"Rows are {rows.dtype}; this table takes {table.dtype}. Convert them with "
             f".to({table.dtype})."
         )
-
-
-def check_finite(clients: Tensor, magnitudes: Sequence[float]) -> None:
-    """Raises if the largest absolute value of a row is not a number."""
-    for client, magnitude in zip(clients.tolist(), magnitudes, strict=True):
-        if not math.isfinite(magnitude):
+    largest = LargestEntries.of(rows, known)
+    for client, entry in zip(clients.tolist(), largest.values, strict=True):
+        if not math.isfinite(entry):
             raise ValueError(
                 f"The row for client {client} holds NaN or infinity, which would stay in the "
                 f"running sum for ever. Treat that client as dropped out; if it happens often, "
                 f"lower the client learning rate."
             )
+    return largest
+
+
+def check_weights(a: Tensor, clients: Tensor) -> None:
+    """Refuses weights a_i that do not belong to these clients.
+
+    Args:
+        a: (M,), one finite number for each client.
+        clients: (M,).
+
+    Raises:
+        ValueError: There are more or fewer of them, or one is NaN or infinite.
+    """
+    if a.shape != clients.shape or not bool(a.isfinite().all()):
+        raise ValueError(
+            f"The weights a have shape {tuple(a.shape)} for {len(clients)} clients; give one "
+            f"finite number for each client that answered."
+        )
+
+
+def refuse_duplicates(clients: Tensor, where: str) -> None:
+    """Refuses clients of which one appears twice.
+
+    Args:
+        clients: (M,) int64.
+        where: What the message says they stand in.
+
+    Raises:
+        ValueError: A client appears twice.
+    """
+    numbers = clients.tolist()
+    if len(set(numbers)) != len(numbers):
+        shown = str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, …]"
+        raise ValueError(
+            f"{where} holds {shown}. Each client may appear once per round; this usually means "
+            f"sampling with replacement. Average the repeated updates first."
+        )

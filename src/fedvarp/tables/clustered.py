@@ -8,17 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.server.optimizers import walk
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
-from fedvarp.tables.checks import check_clients, check_finite, check_put
-from fedvarp.tables.largest_entries import row_magnitudes
+from fedvarp.tables.checks import check_clients, check_rows, check_weights
+from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.row_table import RowTable
 
 
 class ClusteredTable(ClientTable):
-    """The state of client i is row c_i of a table with one row per cluster (Algorithm 3).
+    """y_i is row c_i of a table with one row per cluster (Algorithm 3).
 
     Args:
         cluster_of: (N,) int64, c_i in 0 … K-1.
@@ -27,12 +25,15 @@ class ClusteredTable(ClientTable):
         clustering: How the clusters are made, if they are to change with time. A checkpoint then
             keeps the clusters themselves and asks only that they are made in the same way.
 
+    Raises:
+        ValueError: A cluster has no row, or the weights are not one a client.
+
     >>> from fedvarp import MemoryTable
-    >>> states = ClusteredTable(torch.tensor([0, 0, 1]), MemoryTable(num_clients=2, dim=1))
-    >>> states.put(torch.tensor([0, 1]), torch.tensor([[2.0], [4.0]]))
-    >>> states.get(torch.tensor([0, 1, 2])).T
+    >>> table = ClusteredTable(torch.tensor([0, 0, 1]), MemoryTable(num_clients=2, dim=1))
+    >>> table.put(torch.tensor([0, 1]), torch.tensor([[2.0], [4.0]]))
+    >>> table.get(torch.tensor([0, 1, 2])).T
     tensor([[3., 3., 0.]])
-    >>> states.mean()
+    >>> table.mean()
     tensor([2.])
     """
 
@@ -59,41 +60,54 @@ class ClusteredTable(ClientTable):
         self._share_rows()
 
     def get(self, clients: Tensor) -> Tensor:
-        """The rows of these clients' clusters, (M, d), a copy."""
+        """The rows of these clients' clusters, (M, d), a copy; see `ClientTable.get`."""
         check_clients(clients, self.num_clients)
         return self.rows.get(self._clusters(clients))
 
-    def put(self, clients: Tensor, rows: Tensor) -> None:
-        """Each cluster's row becomes the mean of its clients' rows: Algorithm 3, line 12."""
-        check_put(self, clients, rows)
-        check_finite(clients, row_magnitudes(rows))
-        self.rows.put(*_mean_by_cluster(self._clusters(clients), rows))
+    def put(self, clients: Tensor, rows: Tensor, largest: LargestEntries | None = None) -> None:
+        """Each cluster's row becomes the mean of its clients' rows; see `ClientTable.put`."""
+        largest = check_rows(self, clients, rows, largest)
+        self.rows.put(*_mean_by_cluster(self._clusters(clients), rows), largest)
 
-    def mean(self, out: Tensor | None = None) -> Tensor:
-        """1/N Σ_j y_{c_j}, (d,): each row counts as often as it has clients."""
-        return self.rows.mean(out)
+    def mean(self) -> Tensor:
+        """1/N Σ_j y_{c_j}, (d,), a copy: each row counts as often as it has clients."""
+        return self.rows.mean()
 
-    def exchange(self, updates: RoundUpdates, w: Tensor, rate: float) -> None:
-        """Moves w by −rate · v; then each cluster's row is its mean Δ_i."""
-        check_put(self, updates.clients, updates.deltas)
-        check_finite(updates.clients, updates.magnitudes)
-        clusters = self._clusters(updates.clients)
-        rows, means = _mean_by_cluster(clusters, updates.deltas)
-        weights = updates.averaging_weights
-        row_weights = _sum_by_cluster(weights.cpu(), clusters, self.rows.num_clients)[rows]
-        onto_rows = updates.onto_rows(rows, means, row_weights.to(weights.device))
-        if updates.weights is None or len(rows) == len(clusters):
-            self.rows.exchange(onto_rows, w, rate)
-        else:
-            # Unequal weights within a cluster: Σ w_i Δ_i is not Σ (Σ w_i) mean(Δ) any more.
-            rest = updates.average(updates.deltas) - row_weights.to(means) @ means
-            self.rows.exchange(onto_rows, w, rate)
-            walk(w, rest, rate)
+    def exchange(
+        self,
+        clients: Tensor,
+        rows: Tensor,
+        a: Tensor,
+        beta: float,
+        largest: LargestEntries | None = None,
+    ) -> Tensor:
+        """v, and then each cluster's row is its mean Δ_i; see `ClientTable.exchange`.
+
+        A cluster's clients share y, so Σ a_i (Δ_i − β·y) is (Σ a_i) (mean Δ_i − β·y) where their
+        a_i are equal. Where they are not, Σ a_i (Δ_i − mean Δ_i) is left, and added.
+        """
+        largest = check_rows(self, clients, rows, largest)
+        check_weights(a, clients)
+        clusters = self._clusters(clients)
+        distinct, means = _mean_by_cluster(clusters, rows)
+        summed = _sum_by_cluster(a.double().cpu(), clusters, self.rows.num_clients)[distinct]
+        rest = None
+        if len(distinct) < len(clusters) and not bool((a == a[0]).all()):
+            rest = a.to(rows) @ rows - summed.to(means) @ means
+        v = self.rows.exchange(distinct, means, summed, beta, largest)
+        return v if rest is None else v.add_(rest)
 
     def add_clients(self, clusters: Tensor) -> range:
-        """Lets more clients in, one in each of these clusters; returns their numbers.
+        """Lets more clients in; the next use costs O(K·d), as rows weigh differently from now on.
 
-        The next use of the table costs O(K·d): rows weigh differently from now on.
+        Args:
+            clusters: (n,) int64, the cluster of each of them.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            ValueError: The table has client weights, or a cluster has no row.
         """
         if self._client_weights is not None:
             raise ValueError(
@@ -108,9 +122,15 @@ class ClusteredTable(ClientTable):
         return range(first, self.num_clients)
 
     def drop_clients(self, count: int) -> None:
-        """Lets the last `count` clients go; their clusters' rows stay, and weigh less.
+        """Lets the last clients go; their clusters' rows stay, and weigh less.
 
         The next use of the table costs O(K·d), as with `add_clients`.
+
+        Args:
+            count: How many.
+
+        Raises:
+            ValueError: The table has client weights, or nobody would go or stay.
         """
         if self._client_weights is not None or not 0 < count < self.num_clients:
             raise ValueError(
@@ -122,9 +142,16 @@ class ClusteredTable(ClientTable):
         self._share_rows()
 
     def move(self, clients: Tensor, clusters: Tensor) -> None:
-        """Puts these clients into these clusters, new ones among them; rows stay as they are.
+        """Puts clients into other clusters, new ones among them; rows stay as they are.
 
         The next use of the table costs O(K·d), as with `add_clients`.
+
+        Args:
+            clients: (n,) int64.
+            clusters: (n,) int64, where each of them goes.
+
+        Raises:
+            IndexError: A client is unknown.
         """
         check_clients(clients, self.num_clients)
         new_rows = int(clusters.max()) + 1 - self.rows.num_clients
@@ -135,11 +162,17 @@ class ClusteredTable(ClientTable):
         self._share_rows()
 
     def recluster(self, cluster_of: Tensor) -> None:
-        """Puts the clients into other clusters; O(K·d), and `mean` stays what it was.
+        """Puts all clients into other clusters; O(K·d), and `mean` stays what it was.
 
-        A client's state is the row of its cluster. So the row of a new cluster becomes the mean of
-        its clients' present states, each counted as the objective counts the client: the mean over
-        all clients is then the same before and after, to the accuracy of the codec.
+        The row of a new cluster becomes the mean of its clients' present rows, each counted as the
+        objective counts the client: the mean over all clients is then the same before and after,
+        to the accuracy of the codec.
+
+        Args:
+            cluster_of: (N,) int64, 0 … K-1.
+
+        Raises:
+            ValueError: A cluster has no row, or there is not one cluster a client.
         """
         _check_clusters(cluster_of, self.rows.num_clients)
         if len(cluster_of) != self.num_clients:
@@ -178,7 +211,11 @@ class ClusteredTable(ClientTable):
         return {} if self._clustering is None else {"cluster_of": self.cluster_of}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the clusters back; the rows are those of these clusters already."""
+        """Takes the clusters back; the rows are those of these clusters already.
+
+        Args:
+            tensors: What `state_dict` gave.
+        """
         if "cluster_of" in tensors:
             self.cluster_of = tensors["cluster_of"]
             self._share_rows()

@@ -1,6 +1,6 @@
 """How a row is written down: float64, float32, bfloat16, float16 or int8 with a scale per block.
 
-A codec turns a stretch of a row into bytes and back. Where the bytes live (memory, disk) is another
+A codec turns a part of a row into bytes and back. Where the bytes live (memory, disk) is another
 matter, and so is the mean, which is always that of the *decoded* rows.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 class Codec(ABC):
     """A row of `dim` numbers as bytes; a row of zero bytes decodes to zeros.
 
-    Stretches start at a multiple of `block`, so that a row can be worked on piece by piece.
+    Parts start at a multiple of `block`, so that a row can be worked on piece by piece.
     """
 
     name: str
@@ -27,15 +27,30 @@ class Codec(ABC):
 
     @abstractmethod
     def row_bytes(self, dim: int) -> int:
-        """Bytes a row takes."""
+        """Bytes that a row of `dim` numbers takes."""
 
     @abstractmethod
     def decode(self, encoded: Tensor, start: int, stop: int) -> Tensor:
-        """Numbers start…stop of a row; may be a view of `encoded`."""
+        """Reads part of a row.
+
+        Args:
+            encoded: (row_bytes,) uint8, the row.
+            start: The first number wanted, a multiple of `block`.
+            stop: The one after the last.
+
+        Returns:
+            (stop − start,) of `dtype`; may be a view of `encoded`.
+        """
 
     @abstractmethod
     def encode(self, encoded: Tensor, start: int, values: Tensor) -> None:
-        """Writes finite `values` at `start` into `encoded`, in place."""
+        """Writes part of a row.
+
+        Args:
+            encoded: (row_bytes,) uint8, the row, changed in place.
+            start: Where to begin, a multiple of `block`.
+            values: (n,) finite numbers of `dtype`.
+        """
 
 
 class Cast(Codec):
@@ -116,7 +131,17 @@ CODECS: Final[Mapping[str, Codec]] = {
 
 
 def codec_named(name: str) -> Codec:
-    """The codec of that name."""
+    """The codec of that name.
+
+    Args:
+        name: A name in `CODECS`.
+
+    Returns:
+        The codec.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
     if name not in CODECS:
         raise ValueError(f"No codec is called {name!r}; there are {', '.join(CODECS)}.")
     return CODECS[name]

@@ -28,6 +28,10 @@ class DiskTable(RowTable):
         name: Tells tables of one algorithm apart.
         device: Where the running sum lives and rows are handed out.
         fsync: Whether a transaction waits for the disk.
+
+    Raises:
+        StoreError: The folder is damaged or in use, or holds a table of another shape.
+        ValueError: As for `RowTable`.
     """
 
     def __init__(
@@ -112,7 +116,6 @@ class DiskTable(RowTable):
                 f"The rows are in {self.store.path}, the checkpoint is in {store.path}. One "
                 f"transaction cannot span two folders: give both the same path."
             )
-        self._waiting.clear()
 
     def close(self) -> None:
         """Gives the folder back."""

@@ -1,9 +1,8 @@
-"""Lines 8 to 14 of Algorithm 2 in one pass over memory.
+"""`ClientTable.exchange` for encoded rows and their running sum, in one pass over memory.
 
-The plain expressions (`ClientTable.exchange`) write several (M, d) temporaries; at the size of
-ResNet-18 they cost twenty times what moving the numbers costs. Here each stretch of the rows is
-read once, and the row, the running sum and the model are brought up to date together. v itself is
-never written down.
+The plain version writes several (M, d) temporaries; at the size of ResNet-18 they cost twenty times
+what moving the numbers costs. Here each block of the rows is read once, and v, the row and the
+running sum are written together: by a compiled kernel for large models, else block by block.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from fedvarp.server.optimizers import walk
 from fedvarp.tables.blocks import blocks, longest_block
 from fedvarp.tables.codecs import Codec
 
@@ -27,115 +25,133 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """w ← w − rate · v, with v = total / total_share + Σ weight · (update − old row)."""
+class Direction:
+    """What is asked for: v = β · total / total_share + Σ a_i (Δ_i − β · y_i).
 
-    w: Tensor  # (d,) of dtype `codec.dtype`, changed in place
-    rate: float
-    weights: Tensor  # (M,) float64
+    Attributes:
+        v: (d,) of the codec's dtype, where it is written.
+        a: (M,) float64.
+        beta: β.
+        total_share: How many clients all rows stand for.
+    """
+
+    v: Tensor
+    a: Tensor
+    beta: float
     total_share: float
 
 
 def exchange_rows(
     codec: Codec,
     encoded: Sequence[Tensor],
-    updates: Tensor,
+    rows: Tensor,
     shares: Tensor,
     total: Tensor,
-    step: Step | None = None,
+    direction: Direction | None = None,
 ) -> None:
-    """Overwrites M rows, keeps `total` = Σ share · row, and takes the step with the old ones.
+    """Overwrites M rows, keeps `total` = Σ share · row, and computes v from the old ones.
 
     Args:
         codec: How the rows are written.
         encoded: M rows as bytes, changed in place.
-        updates: (M, d) finite numbers of dtype `codec.dtype`.
+        rows: (M, d) finite numbers of dtype `codec.dtype` to write there.
         shares: (M,) float64, how many clients each row stands for.
         total: (d,) float64, changed in place.
-        step: What to do with v; None if nobody asks for it.
+        direction: What v is to be; None if nobody asks for it.
     """
-    if step is None or not _fused_if_large(codec, encoded, updates, shares, total, step):
-        _in_stretches(codec, encoded, updates, shares.tolist(), total, step)
+    if direction is None or not _fused_if_large(codec, encoded, rows, shares, total, direction):
+        _in_blocks(codec, encoded, rows, shares.tolist(), total, direction)
 
 
-def _in_stretches(
+def _in_blocks(
     codec: Codec,
     encoded: Sequence[Tensor],
-    updates: Tensor,
+    rows: Tensor,
     shares: list[float],
     total: Tensor,
-    step: Step | None,
+    direction: Direction | None,
 ) -> None:
-    dim = updates.shape[1]
-    weights = None if step is None else step.weights.tolist()
+    dim = rows.shape[1]
+    a = None if direction is None else direction.a.tolist()
     buffers = total.new_empty(5, longest_block(dim))
     for here in blocks(dim):
-        old, change, product, average, grown = buffers[:, : here.stop - here.start]
-        average.zero_()
+        old, change, product, change_of_v, grown = buffers[:, : here.stop - here.start]
+        change_of_v.zero_()
         grown.zero_()
         for m, (row, share) in enumerate(zip(encoded, shares, strict=True)):
-            new = updates[m, here]
+            new = rows[m, here]
             old.copy_(codec.decode(row, here.start, here.stop))
-            if weights is not None:
-                torch.sub(change.copy_(new), old, out=change)
-                average += torch.mul(change, weights[m], out=product)
+            if direction is not None and a is not None:
+                torch.mul(old, direction.beta, out=product)
+                torch.sub(change.copy_(new), product, out=change)
+                change_of_v += torch.mul(change, a[m], out=product)
             codec.encode(row, here.start, new)
             # The sum follows what was stored, not what was sent: mean() stays that of get().
             stored = new if codec.lossless else codec.decode(row, here.start, here.stop)
             torch.sub(change.copy_(stored), old, out=change)
             grown += torch.mul(change, share, out=product)
-        if step is not None:
-            mean = torch.div(total[here], step.total_share, out=product).to(codec.dtype)
-            walk(step.w[here], average.add_(mean).to(codec.dtype), step.rate)
+        if direction is not None:
+            mean = torch.div(total[here], direction.total_share, out=product).to(codec.dtype)
+            direction.v[here] = change_of_v.add_(product.copy_(mean).mul_(direction.beta))
         total[here] += grown
 
 
-Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Any]
+Kernel = Callable[..., Any]  # `_fused`
 
 
 def _fused(
-    rows: list[Tensor],
-    updates: Tensor,
+    encoded: list[Tensor],
+    rows: Tensor,
     shares: Tensor,
     total: Tensor,
-    w: Tensor,
-    rate: Tensor,
-    weights: Tensor,
+    v: Tensor,
+    a: Tensor,
+    beta: Tensor | None,
     total_share: Tensor,
 ) -> None:
-    """The same arithmetic as `_in_stretches`, in the same order, for the compiler to fuse."""
-    average = torch.zeros_like(total)
+    """The same arithmetic as `_in_blocks`, in the same order, for the compiler to fuse.
+
+    None stands for β = 1: without the products the kernel gives the same bits sooner.
+    """
+    change_of_v = torch.zeros_like(total)
     grown = torch.zeros_like(total)
-    for m, row in enumerate(rows):
-        change = updates[m].double() - row.double()
-        average = average + change * weights[m]
+    for m, row in enumerate(encoded):
+        new, old = rows[m].double(), row.double()
+        change = new - old
+        change_of_v = change_of_v + (change if beta is None else new - old * beta) * a[m]
         grown = grown + change * shares[m]
-    mean = (total / total_share).to(w.dtype)
-    v = (average + mean).to(w.dtype)
-    w.sub_(v * rate)
+    mean = (total / total_share).to(v.dtype).double()
+    v.copy_(change_of_v + (mean if beta is None else mean * beta))
     total.add_(grown)
-    for m, row in enumerate(rows):
-        row.copy_(updates[m])
+    for m, row in enumerate(encoded):
+        row.copy_(rows[m])
 
 
 def _fused_if_large(
     codec: Codec,
     encoded: Sequence[Tensor],
-    updates: Tensor,
+    rows: Tensor,
     shares: Tensor,
     total: Tensor,
-    step: Step,
+    direction: Direction,
 ) -> bool:
     """Whether a compiled kernel did the work; False: it is still to be done."""
-    if not codec.lossless or updates.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
+    if not codec.lossless or rows.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
         return False
-    rows = [row.view(codec.dtype) for row in encoded]
-    # As tensors: a number would be compiled in, and the rate may change every round.
-    rate = torch.tensor(step.rate, dtype=codec.dtype, device=total.device)
-    total_share = torch.tensor(step.total_share, dtype=torch.float64, device=total.device)
+    # As tensors: a number would be compiled in, and β may change every round.
+    total_share = total.new_tensor(direction.total_share)
+    beta = None if direction.beta == 1 else total.new_tensor(direction.beta)
     try:
-        kernel = _kernels[len(encoded)]
-        kernel(rows, updates, shares, total, step.w, rate, step.weights, total_share)
+        _kernels[len(encoded)](
+            [row.view(codec.dtype) for row in encoded],
+            rows,
+            shares,
+            total,
+            direction.v,
+            direction.a,
+            beta,
+            total_share,
+        )
     except Exception as reason:  # raised while compiling, before anything was written
         _kernels.clear()
         _compiling.allowed = False

@@ -1,4 +1,4 @@
-"""How large the numbers of each update are: found in one read, and remembered while it is true."""
+"""The largest entry of each row: found in one read of it, and known for as long as it holds."""
 
 from __future__ import annotations
 
@@ -11,63 +11,104 @@ from torch import Tensor
 
 from fedvarp.tables.blocks import blocks
 
-LARGEST_MAGNITUDE: Final = 1e18
-"""A number beyond this has a square that overflows float32: the client's training has diverged."""
+DIVERGED_ABOVE: Final = 1e18
+"""An entry beyond this has a square that overflows float32: the client's training has diverged."""
 
 
 @dataclass(frozen=True, eq=False)
-class Magnitudes:
+class LargestEntries:
     """The largest absolute value of each row; NaN where the row holds one.
 
-    At the size of ResNet-18 this read costs a third of the whole server update, so whoever has
-    just made the rows should measure them: then the server need not. They are worth nothing once
-    the rows have changed, which torch counts for every tensor.
+    At the size of ResNet-18 finding them costs a third of the whole server update, so whoever has
+    just made the rows should measure them: then neither server nor table need look. They hold for
+    that very tensor and only until it is changed, which torch counts.
+
+    Attributes:
+        values: One number for each row.
+        rows: (M, d), whose they are.
+        version: How often the rows had been written to when they were measured.
 
     >>> rows = torch.tensor([[1.0, -3.0], [0.0, 2.0]])
-    >>> magnitudes = Magnitudes.of(rows)
-    >>> magnitudes.values
+    >>> largest = LargestEntries.of(rows)
+    >>> largest.values
     (3.0, 2.0)
     >>> rows[0, 1] = float("nan")
-    >>> magnitudes.hold_for(rows)
+    >>> largest.hold_for(rows)
     False
     """
 
     values: tuple[float, ...]
-    rows: Tensor  # (M, d), whose they are
-    version: int  # how often the rows had been written to by then
+    rows: Tensor
+    version: int
 
     @classmethod
-    def of(cls, rows: Tensor) -> Magnitudes:
-        """Measures these rows."""
-        return cls.known(row_magnitudes(rows), rows)
+    def of(cls, rows: Tensor, known: LargestEntries | None = None) -> LargestEntries:
+        """The largest entries of these rows, read only if they are not known.
+
+        Args:
+            rows: (M, d).
+            known: What was measured earlier; taken if it still holds for these very rows.
+
+        Returns:
+            `known`, or what was measured now.
+        """
+        if known is not None and known.hold_for(rows):
+            return known
+        return cls.known(_measured(rows), rows)
 
     @classmethod
-    def known(cls, values: Sequence[float], rows: Tensor) -> Magnitudes:
-        """What somebody else has measured of these rows, as they are now."""
+    def known(cls, values: Sequence[float], rows: Tensor) -> LargestEntries:
+        """What somebody else has measured of these rows, as they are now.
+
+        Args:
+            values: The largest absolute value of each row; NaN where the row holds one.
+            rows: (M, d).
+
+        Returns:
+            The values, tied to the rows.
+
+        Raises:
+            ValueError: There are not as many values as rows.
+        """
         if len(values) != len(rows):
-            raise ValueError(f"{len(values)} magnitudes for {len(rows)} rows; give one for each.")
+            raise ValueError(
+                f"{len(values)} largest entries for {len(rows)} rows; give one for each."
+            )
         return cls(tuple(values), rows, _version(rows))
 
     def hold_for(self, rows: Tensor) -> bool:
-        """Whether they are those of these rows, unchanged since."""
+        """Whether these are the rows that were measured, unchanged since.
+
+        Args:
+            rows: (M, d).
+
+        Returns:
+            True if the values can be relied on.
+        """
         return rows is self.rows and _version(rows) == self.version
 
 
-def row_magnitudes(rows: Tensor) -> list[float]:
-    """The largest absolute value of each row in one read of it; NaN where the row holds one."""
-    if rows.shape[0] == 0 or rows.shape[1] == 0:
-        return [0.0] * rows.shape[0]
-    return _largest([torch.aminmax(row) for row in rows])
+def stacked(rows: Sequence[Tensor]) -> tuple[Tensor, LargestEntries]:
+    """Stacks rows and finds their largest entries in the same pass over memory.
 
+    Args:
+        rows: At least one row, each (d,).
 
-def stacked(rows: Sequence[Tensor]) -> tuple[Tensor, Magnitudes]:
-    """torch.stack of at least one row, and their magnitudes from the same pass over memory."""
+    Returns:
+        The rows, (M, d), and the largest entry of each.
+    """
     stack = rows[0].new_empty(len(rows), *rows[0].shape)
     values = []
     for copy, row in zip(stack, rows, strict=True):
         bounds = [torch.aminmax(copy[here].copy_(row[here])) for here in blocks(len(row))]
         values.append(float(torch.tensor(_largest(bounds)).max()))
-    return stack, Magnitudes.known(values, stack)
+    return stack, LargestEntries.known(values, stack)
+
+
+def _measured(rows: Tensor) -> list[float]:
+    if rows.shape[0] == 0 or rows.shape[1] == 0:
+        return [0.0] * rows.shape[0]
+    return _largest([torch.aminmax(row) for row in rows])
 
 
 def _largest(bounds: Sequence[torch.return_types.aminmax]) -> list[float]:

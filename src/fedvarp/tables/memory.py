@@ -19,15 +19,16 @@ _ALIGNMENT: Final = 64  # bytes
 class MemoryTable(RowTable):
     """Memory for the rows that were ever written; a million silent clients cost nothing.
 
-    Rows are cut from slabs of some megabytes. One allocation per row would leave, between those
-    that stay, holes of just the size that the allocator's alignment keeps it from using again.
+    Its arguments are those of `RowTable`. Rows are cut from slabs of some megabytes. One allocation
+    per row would leave, between those that stay, holes of just the size that the allocator's
+    alignment keeps it from using again.
 
-    >>> states = MemoryTable(num_clients=1_000_000, dim=3)
-    >>> states.put(torch.tensor([7, 42]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
-    >>> states.get(torch.tensor([42, 5]))
+    >>> table = MemoryTable(num_clients=1_000_000, dim=3)
+    >>> table.put(torch.tensor([7, 42]), torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+    >>> table.get(torch.tensor([42, 5]))
     tensor([[3., 2., 1.],
             [0., 0., 0.]])
-    >>> states.mean() * 1_000_000
+    >>> table.mean() * 1_000_000
     tensor([4., 4., 4.])
     """
 
@@ -39,7 +40,8 @@ class MemoryTable(RowTable):
     def __getstate__(self) -> dict[str, Any]:
         """For other processes: rows by themselves, since each would bring its whole slab along."""
         rows = {number: row.clone() for number, row in self._rows.items()}
-        return {**self.__dict__, "_rows": rows, "_slab": self._slab[:0].clone(), "_taken": 0}
+        slab = self._slab[:0].clone()
+        return {**self.__dict__, "_rows": rows, "_slab": slab, "_taken": 0, "_v": None}
 
     def _find(self, row: int) -> Tensor | None:
         return self._rows.get(row)

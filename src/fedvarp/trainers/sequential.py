@@ -17,7 +17,7 @@ from fedvarp.clients.local_training import LocalResult, Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
-from fedvarp.tables.largest_entries import Magnitudes
+from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.trainers.base import ClientTrainer
 
 DIVERGED: Final = "its loss or weights turned non-finite; lower the client rate"
@@ -128,7 +128,7 @@ def gather(
     return RoundUpdates(
         clients=torch.tensor(list(kept), dtype=torch.int64),
         deltas=deltas,
-        measured=Magnitudes.known([result.magnitude for result in kept.values()], deltas),
+        measured=LargestEntries.known([result.magnitude for result in kept.values()], deltas),
         num_steps=torch.tensor([r.num_steps for r in kept.values()], dtype=torch.int64),
         num_examples=torch.tensor([r.num_examples for r in kept.values()], dtype=torch.int64),
         scale=sum(r.walk for r in kept.values()) / len(kept) if kept else 1.0,

@@ -1,0 +1,39 @@
+"""The LMDB folder that rows and checkpoints live in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvarp import StoreError
+from fedvarp.tables.store import Store
+
+N, D = 7, 300  # 300 numbers: one whole block of the int8 codec and a part of one
+
+
+def test_two_words_that_changed_places_are_damage(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    numbers = torch.arange(1000, dtype=torch.int64)
+    store.write({("state", "x"): numbers})
+    store.close()
+    file = tmp_path / "data.mdb"
+    data = file.read_bytes()
+    swapped = numbers.clone()
+    swapped[[3, 700]] = swapped[[700, 3]]
+    file.write_bytes(data.replace(numbers.numpy().tobytes(), swapped.numpy().tobytes()))
+    store = Store.open(tmp_path)
+    with pytest.raises(StoreError, match="checksum of state/x"):
+        store.read("state", "x")
+    store.close()
+
+
+def test_a_value_without_a_checksum_is_damage(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store.write({("state", "x"): torch.ones(3)})
+    with store._environment.begin(write=True) as transaction:
+        transaction.delete(b"state/x", db=store._database("checksums"))
+    with pytest.raises(StoreError, match="state/x does not match"):
+        store.read("state", "x")
+    store.close()
