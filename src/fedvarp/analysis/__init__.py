@@ -5,7 +5,7 @@ groups    runs that differ in the seed alone, and what may differ at all
 targets   the two rules for when a target is reached
 table     the comparison, a row for each group
 formats   the comparison as text, CSV and JSON
-compact   small copies of runs, of which all of this can be made
+compact   runs in one small file, of which all of this can be made
 looks     each algorithm's name, colour, dash and marker
 units     numbers as people read them
 """

@@ -1,147 +1,144 @@
-"""Small copies of runs, to keep beside a paper or in a repository.
+"""Runs in one small text file, to keep beside a paper or in a repository.
 
-Of metrics.jsonl the evaluated rounds and the last remain, each with the bytes, steps and seconds of
-the rounds since the one before: comparisons and figures come out the same. Who took part in which
-round, the checkpoint and the model stay behind, so a copy cannot be resumed.
+A line is a run, as JSON:
+
+run        its name: its path from the last part of what was named, such as `sweep/fedavg-seed0`
+settings   under dotted names, as in config.toml
+versions   what it was run with
+metrics    a list for each name, over the evaluated rounds and the last; bytes and steps are sums
+           over the rounds since the one before, `server_bytes` is their maximum
+seconds    the same sums of the rounds' times
+
+Comparisons and figures come out the same. Who took part in which round, the checkpoint and the
+model stay behind, so a compacted run cannot be resumed.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.analysis.runs import METRICS, AnyPath, Record, Run, runs_at
-from fedvarp.runs.directory import MAY_CHANGE, RunDirectory, RunError
+from fedvarp.analysis.runs import METRICS, AnyPath, Run, file_of, read_at, runs_at
+from fedvarp.runs.directory import MAY_CHANGE, RunError
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 
 
-def compact(paths: Iterable[AnyPath], out: AnyPath) -> list[Path]:
-    """Writes a small copy of each run, and returns where.
+def compact(paths: Iterable[AnyPath], out: AnyPath) -> Path:
+    """Writes all runs into one file, which `read_runs` takes in place of them.
 
     Args:
-        paths: Run directories, or directories that hold some. A run that is named twice, as itself
-            and in its parent, is copied once.
-        out: The directory of the copies, each under the last part of its path, like `cp -r`; an
-            older copy of the same run that is already there is replaced.
+        paths: Run directories, directories that hold some, or files of compacted runs. A run that
+            is named twice, as itself and in its parent, is written once.
+        out: The file. One that is there already is replaced if it holds the same runs, none of
+            them longer.
+
+    Returns:
+        The file.
 
     Raises:
-        RunError: A run cannot be read, or its copy would take the place of something else. Nothing
-            has been written then.
+        RunError: A run cannot be read, two of them have the same name, or the file holds something
+            that would be lost. Nothing has been written then.
     """
-    copies: dict[Path, Run] = {}
+    file = Path(out)
+    runs = _named(paths)
+    if not runs:
+        raise RunError("No run was named. Name run directories, or a directory that holds some.")
+    _refuse_to_lose(file, runs)
+    text = "".join(json.dumps(_line(name, run)) + "\n" for name, run in runs.items())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(file.name + ".part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)
+    return file
+
+
+def _named(paths: Iterable[AnyPath]) -> dict[str, Run]:
+    """Each run once, under its name."""
+    named: dict[str, Run] = {}
     seen: set[Path] = set()
     for path in map(Path, paths):
-        _refuse_within(path, Path(out))
-        for source in runs_at(path):
-            if source.resolve() in seen:
+        for run in (run for place in runs_at(path) for run in read_at(place)):
+            if run.path.resolve() in seen:
                 continue
-            seen.add(source.resolve())
-            run = Run.read(source)
-            target = Path(out) / _name(path) / source.relative_to(path)
-            if target in copies:
+            seen.add(run.path.resolve())
+            name = _name(run, path)
+            if name in named:
                 raise RunError(
-                    f"{copies[target].path} and {source} would both be copied to {target}. Copy "
-                    f"them in two calls, to different directories."
+                    f"{named[name].path} and {run.path} would both be called {name}. Compact them "
+                    f"into two files, or name a directory that holds both."
                 )
-            _refuse_to_overwrite(run, RunDirectory(target))
-            copies[target] = run
-    for target, run in copies.items():
-        _write(run, RunDirectory(target))
-    return list(copies)
+            named[name] = run
+    return named
 
 
-def _name(path: Path) -> str:
-    """The last part of a path as it was given, so that a link lends its copy its own name."""
-    return path.resolve().name if path.name in {"", ".."} else path.name
+def _name(run: Run, path: Path) -> str:
+    """As below `path` and with its last part, like `cp -r`; in a file of runs, as it is there."""
+    if file := file_of(path):
+        return run.path.relative_to(file).as_posix()
+    # The path as it was given, so that a link lends its own name.
+    last = path.resolve().name if path.name in {"", ".."} else path.name
+    return (Path(last) / run.path.relative_to(path)).as_posix()
 
 
-def _refuse_within(path: Path, out: Path) -> None:
-    if out.resolve().is_relative_to(path.resolve()):
-        raise RunError(
-            f"{out} lies within {path}, where the copies would be taken for more runs. Choose a "
-            f"directory outside of it."
-        )
-
-
-def _refuse_to_overwrite(run: Run, target: RunDirectory) -> None:
-    there = next(path for path in (target.path, *target.path.parents) if path.exists())
-    if not there.is_dir():
-        raise RunError(f"{there} is a file; copies need a directory. Choose another one.")
-    if not target.exists:
+def _refuse_to_lose(file: Path, runs: Mapping[str, Run]) -> None:
+    if not file.exists():
         return
-    if target.path.resolve() == run.path.resolve():
-        raise RunError(f"{run.path} would be copied onto itself. Choose another directory.")
-    if not _is_copy(target):
-        raise RunError(f"{target.path} holds a run, not a copy of one. Choose another directory.")
-    if differences := target.other_settings(RunDirectory(run.path).settings(), MAY_CHANGE):
-        raise RunError(
-            f"{target.path} is the copy of another run than {run.path}, made with "
-            f"{'; '.join(differences)}. Choose another directory."
-        )
-    if target.rounds_done > run.last_round:
-        raise RunError(
-            f"{target.path} has {target.rounds_done} rounds, more than the {run.last_round} of "
-            f"{run.path}, which would be lost. Delete that copy first, or choose another directory."
-        )
+    if not file.is_file():
+        raise RunError(f"{file} is a directory; compacted runs go into a file. Name one in it.")
+    there = read_at(file)
+    for before in there:
+        name = before.path.relative_to(file).as_posix()
+        now = runs.get(name)
+        if now is None or _lasting(now) != _lasting(before) or now.last_round < before.last_round:
+            raise RunError(
+                f"{file} holds round {before.last_round} of {name}, which would be lost: the runs "
+                f"named now have it shorter, with other settings, or not at all. Name that file "
+                f"too, choose another one, or delete it first."
+            )
 
 
-def _is_copy(target: RunDirectory) -> bool:
-    """Whether it has nothing that a copy leaves behind."""
-    if target.checkpoint_folder.exists() or target.model_file.exists():
-        return False
-    return target.metrics_file.exists() and not any(
-        "clients" in record for record in Run.read(target.path).metrics
-    )
+def _lasting(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.settings.items() if name not in MAY_CHANGE}
 
 
-def _write(run: Run, target: RunDirectory) -> None:
-    source = RunDirectory(run.path)
-    target.path.mkdir(parents=True, exist_ok=True)
-    blocks = _stretches(run)
-    _write_lines(target.metrics_file, [_record(run, stretch) for stretch in blocks])
-    target.timings_file.unlink(missing_ok=True)
-    if run.seconds is not None:
-        timings = [
-            {
-                "round": run.metrics[stretch.stop - 1]["round"],
-                "seconds": round(float(run.seconds[stretch].sum()), 6),
-            }
-            for stretch in blocks
-        ]
-        _write_lines(target.timings_file, timings)
-    if source.versions_file.exists():
-        shutil.copyfile(source.versions_file, target.versions_file)
-    target.write_settings(source.settings())
+def _line(name: str, run: Run) -> dict[str, Any]:
+    rounds = _rounds_up_to_each_evaluation(run)
+    seconds = run.seconds
+    return {
+        "run": name,
+        "settings": run.settings,
+        "versions": run.versions,
+        "metrics": _columns(run, rounds),
+        "seconds": None
+        if seconds is None
+        else [round(float(seconds[some].sum()), 6) for some in rounds],
+    }
 
 
-def _stretches(run: Run) -> list[slice]:
-    """The rounds up to each evaluation since the one before; those after the last as well."""
+def _rounds_up_to_each_evaluation(run: Run) -> list[slice]:
+    """Positions in `metrics` since the evaluation before; those after the last one as well."""
     ends = [at + 1 for at in run.evaluated]
     if ends[-1] < len(run.metrics):
         ends.append(len(run.metrics))
     return [slice(start, end) for start, end in itertools.pairwise([0, *ends])]
 
 
-def _record(run: Run, rounds: slice) -> Record:
-    stretch = run.metrics[rounds]
-    own = stretch[-1]
-    kept: dict[str, Any] = {"round": own["round"]}
-    if "num_clients" in own:
-        kept["num_clients"] = own["num_clients"]
-    for name in _SUMMED:
-        if any(name in record for record in stretch):
-            kept[name] = sum(record.get(name, 0) for record in stretch)
-    if held := [record["server_bytes"] for record in stretch if "server_bytes" in record]:
-        kept["server_bytes"] = max(held)
-    return kept | {name: own[name] for name in METRICS if name in own}
-
-
-def _write_lines(file: Path, records: Iterable[Record]) -> None:
-    draft = file.with_suffix(".jsonl.part")
-    draft.write_text("".join(json.dumps(record) + "\n" for record in records))
-    draft.replace(file)
+def _columns(run: Run, rounds: list[slice]) -> dict[str, list[Any]]:
+    last = [run.metrics[some.stop - 1] for some in rounds]
+    columns = {"round": [record["round"] for record in last]}
+    if "num_clients" in last[0]:
+        columns["num_clients"] = [last[0]["num_clients"]]  # of the initial model's record alone
+    for name in (*_SUMMED, "server_bytes"):
+        found = [[r[name] for r in run.metrics[some] if name in r] for some in rounds]
+        combine: Callable[[list[int]], int] = sum if name in _SUMMED else max
+        if any(found):
+            columns[name] = [combine(values) if values else None for values in found]
+    evaluated = last[: len(run.evaluated)]
+    for name in METRICS:
+        if run.records(name):
+            columns[name] = [record.get(name) for record in evaluated]
+    return columns
