@@ -1,6 +1,6 @@
 """`make reproduction`: draws the figures and prints the tables of docs/reproduction.md anew.
 
-The page names the command of each; they read the metrics in docs/reproduction.
+The page names the command of each; they read the metrics in reproduction/.
 """
 
 from __future__ import annotations
