@@ -97,10 +97,10 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
             tmp_path / f"runs/{K}",
             [0.1, end],
             algorithm="cluster_fedvarp",
-            settings={"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"},
+            settings={"table": {"clusters": f"auto:{K}:labels" if K == 10 else f"auto:{K}"}},
         )
     write_run(tmp_path / "runs/all", [0.1, 0.5], algorithm="fedvarp")
-    axes = panel(tmp_path / "runs", "clusters")
+    axes = panel(tmp_path / "runs", "table.clusters")
     (bars,) = axes.containers
     assert bars[0].get_xdata().tolist() == [1, 2, 10]
     np.testing.assert_allclose(heights(bars[0]), [20, 30, 40])
@@ -111,9 +111,9 @@ def test_names_with_a_number_stand_by_it_and_runs_without_the_setting_across(
 def test_names_without_a_number_stand_in_a_row(
     tmp_path: Path,
 ) -> None:
-    for dtype in ("int8", "float32", "bfloat16"):
-        write_run(tmp_path / f"runs/{dtype}", [0.1, 0.2], settings={"states": {"dtype": dtype}})
-    axes = panel(tmp_path / "runs", "states.dtype")
+    for codec in ("int8", "float32", "bfloat16"):
+        write_run(tmp_path / f"runs/{codec}", [0.1, 0.2], settings={"table": {"codec": codec}})
+    axes = panel(tmp_path / "runs", "table.codec")
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["bfloat16", "float32", "int8"]
     assert axes.get_xscale() == "linear"
 

@@ -27,12 +27,13 @@ XAxis = Literal["rounds", "bytes", "time"]
 # Names of settings, or of the sections that hold them.
 RUNNING: Final = (
     "name", "rounds", "target_accuracy", "commit_every", "device", "threads", "trainer",
-    "workers", "compile", "exact", "auto", "states.where", "out",
+    "workers", "compile", "exact", "auto", "states.where", "out", "recording", "table.where",
+    "evaluation.target_accuracy",
 )  # fmt: skip
 METHOD: Final = (
     "algorithm", "client_lr", "local_sgd.lr", "local_sgd.schedule", "local_sgd.step_decay",
     "server_lr", "server_momentum", "server_optimizer", "server_step", "states", "dtype",
-    "cluster_of", "clusters", "recluster_every",
+    "cluster_of", "clusters", "recluster_every", "server", "table",
 )  # fmt: skip
 
 _MOST_DIFFERENCES: Final = 8  # in one error message

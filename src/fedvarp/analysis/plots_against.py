@@ -40,9 +40,9 @@ _AXES: Final = {
     "local_sgd.batch_size": "Batch size",
     "clients_per_round": "Clients per round M",
     "data.alpha": "Dirichlet concentration α",
-    "clusters": "Clusters K",
-    "server_lr": "Server rate η_s",
-    "states.dtype": "Rows stored as",
+    "table.clusters": "Clusters K",
+    "server.lr": "Server rate η_s",
+    "table.codec": "Rows stored as",
 }
 """What settings are called below an axis; others by their names."""
 
