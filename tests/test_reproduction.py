@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.contestant import ROOT
-from benchmarks.reproduction import PAGE, commands, renewed, run
+from benchmarks import ROOT
+from benchmarks.reproduction.page import PAGE, commands, renewed, run
 
 from fedvarp.analysis import read_runs
 from fedvarp.experiments.files import load_settings

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.networks import make_model
-from benchmarks.pace import Pace
-from benchmarks.workload import load
-from benchmarks.workloads import federated
+from benchmarks.rounds.contestant import Pace
+from benchmarks.rounds.workload import load, make_model
+from benchmarks.rounds.workloads import federated
 from fedvarp import LocalSGD, simulate
 
 

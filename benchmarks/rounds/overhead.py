@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.contest import with_spread
-from benchmarks.networks import make_model
-from benchmarks.timing import table
-from benchmarks.workload import Workload
-from benchmarks.workloads import federated, w1, w2
+from benchmarks.rounds.workload import Workload, make_model
+from benchmarks.rounds.workloads import federated, w1, w2
+from benchmarks.timing import table, with_spread
 from fedvarp import Broadcast, FlatModel, LocalSGD, RoundUpdates, simulate
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
 

@@ -1,4 +1,8 @@
-"""A process that runs rounds when it is told to."""
+"""A process that runs rounds when it is told to, so that several can take turns round by round.
+
+`Contestant` is the benchmark's end of the line, `Pace` that of the process. Nothing but Python's
+own library is imported here: other packages use it too.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.pace import VARIABLE
-from benchmarks.processes import tree
+from benchmarks import ROOT
+from benchmarks.rounds.process_tree import tree
 
-ROOT: Final = Path(__file__).parents[1]
+VARIABLE: Final = "BENCHMARK_PACE"  # the path of the socket on which rounds are granted
 PATIENCE: Final = 600.0  # seconds without a sign of life
 FAREWELL: Final = 30.0  # seconds to end by itself
 
@@ -30,7 +34,7 @@ class ContestantError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """Who takes part: a command that calls `benchmarks.pace.Pace` between its rounds."""
+    """Who takes part: a command that calls `Pace` between its rounds."""
 
     arguments: Sequence[str]
     python: str = sys.executable
@@ -121,3 +125,31 @@ class Contestant:
     def _last_words(self) -> str:
         said = self._output.read_text(errors="replace").strip().splitlines()
         return said[-1].strip() if said else "it ended without a word"
+
+
+class Pace:
+    """Called before the first round and after each: waits until the next is granted.
+
+    What is said, a line each: the benchmark says how many rounds there will be in all, and then how
+    many may be run now; the contestant answers with the seconds of each.
+    """
+
+    def __init__(self) -> None:
+        self._line = socket.socket(socket.AF_UNIX)
+        self._line.connect(os.environ[VARIABLE])
+        self._granting = self._line.makefile("r")
+        self._granted = 0
+        self._seconds: list[float] = []
+        self._began = 0.0
+        self.rounds = int(self._granting.readline())
+
+    def __call__(self) -> None:
+        """Between two rounds."""
+        if self._granted:
+            self._seconds.append(time.perf_counter() - self._began)
+        if len(self._seconds) == self._granted:
+            self._line.sendall(json.dumps(self._seconds).encode() + b"\n")
+            self._seconds = []
+            # Nothing more is granted after the last round; the contestant then ends by itself.
+            self._granted = int(self._granting.readline() or sys.maxsize)
+        self._began = time.perf_counter()

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.networks import make_model, without_the_package
-from benchmarks.pace import Pace
-from benchmarks.workload import Workload, load
+from benchmarks.rounds.contestant import Pace
+from benchmarks.rounds.workload import Workload, load, make_model, without_the_package
 
 
 def train(model: nn.Module, workload: Workload, client: int) -> None:

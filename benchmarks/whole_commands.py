@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.contest import with_spread
-from benchmarks.timing import table
+from benchmarks.timing import table, with_spread
 
 LOOK_EVERY = 0.005  # seconds
 FEDVARP = (sys.executable, "-m", "fedvarp.cli")

@@ -1,6 +1,7 @@
 """Where FedAvg, FedVARP and ClusterFedVARP stop, against what the theorems say it depends on.
 
-`python -m benchmarks.floors docs/figures/floors.png` measures, prints the table and draws it.
+`python -m benchmarks.theorems.floors docs/figures/floors.png` measures, prints the table and
+draws it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.noisy_quadratics import NoisyQuadratics
+from benchmarks.theorems.noisy_quadratics import NoisyQuadratics
 from benchmarks.timing import table
 from fedvarp.analysis.styles import LOOKS
 from fedvarp.theory import conditions, sampling_variance

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.contestant import Contestant, ContestantError, Entry
-from benchmarks.processes import PeakMemory
-from benchmarks.timing import table
+from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
+from benchmarks.rounds.process_tree import PeakMemory
+from benchmarks.timing import table, with_spread
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,6 @@ def _take_turn(contestant: Contestant, turns: Turns, result: Result) -> None:
 def ratios(result: Result, base: Result) -> list[float]:
     """Turn by turn, so that what slows the machine for a while slows both."""
     return [a / b for a, b in zip(result.seconds, base.seconds, strict=True)]
-
-
-def with_spread(values: Sequence[float], digits: int, factor: float = 1.0) -> str:
-    """The median, and the quartiles in brackets where there are several values."""
-    scaled = [factor * value for value in values]
-    if len(scaled) == 1:
-        return f"{scaled[0]:.{digits}f}"
-    low, middle, high = statistics.quantiles(scaled, n=4, method="inclusive")
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def contest_table(

@@ -1,7 +1,4 @@
-"""`make reproduction`: draws the figures and prints the tables of docs/reproduction.md anew.
-
-The page names the command of each; they read the metrics in reproduction/.
-"""
+"""docs/reproduction.md: the commands it names, and what they print today."""
 
 from __future__ import annotations
 
@@ -9,16 +6,15 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from typer.testing import CliRunner
 
-from benchmarks import steadiness
-from benchmarks.contestant import ROOT
+from benchmarks import ROOT
+from benchmarks.reproduction import steadiness
 from fedvarp.cli.app import app
 
-_STEADINESS: Final = ["python", "-m", "benchmarks.steadiness"]
+_STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
 PAGE: Final = ROOT / "docs" / "reproduction.md"
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
@@ -71,15 +67,6 @@ def renewed(page: str) -> str:
     return _BLOCK.sub(renew, page)
 
 
-def main() -> None:
-    """Draws, and rewrites the page."""
-    page = PAGE.read_text()
-    for typed in commands(page, "plot"):
-        print(run(typed.words), end="")
-    PAGE.write_text(renewed(page))
-    print(PAGE.relative_to(Path.cwd()))
-
-
 def _output_today(typed: Typed) -> str:
     if typed.all_words[:3] == _STEADINESS:
         return steadiness.text(typed.all_words[3:])
@@ -88,7 +75,3 @@ def _output_today(typed: Typed) -> str:
 
 def _typed(block: str) -> list[Typed]:
     return [Typed(line, output) for line, output in _TYPED.findall(block)]
-
-
-if __name__ == "__main__":
-    main()

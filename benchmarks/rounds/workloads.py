@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.workload import Settings, Workload
+from benchmarks.rounds.workload import Settings, Workload
 from fedvarp import stream
 from fedvarp.data import FederatedDataset, shakespeare
 from fedvarp.data.cifar10 import CHANNEL_MEAN, CHANNEL_STD

@@ -2,7 +2,7 @@
 
 Speed-ups at several targets; and how far curves swing, seed by seed beside FedAvg.
 
-    python -m benchmarks.steadiness RUNS --targets 0.45,0.5 --smooth 5
+    python -m benchmarks.reproduction.steadiness RUNS --targets 0.45,0.5 --smooth 5
 """
 
 from __future__ import annotations

@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import Turns, compete, contest_table
-from benchmarks.contestant import Entry
-from benchmarks.workload import Workload
-from benchmarks.workloads import w1, w2, w3
+from benchmarks.rounds.contest import Turns, compete, contest_table
+from benchmarks.rounds.contestant import Entry
+from benchmarks.rounds.workload import Workload
+from benchmarks.rounds.workloads import w1, w2, w3
 
 PLAIN, TWO_BARE = "plain loop, one thread", "two bare workers"
 TWO_BARE_AS_USUAL = "two bare workers, LeNet-5 as usually written"
+BARE: Mapping[str, str] = {
+    PLAIN: "plain",
+    TWO_BARE: "two-workers",
+    TWO_BARE_AS_USUAL: "two-workers-as-usual",
+}
 SEQUENTIAL, TWO_WORKERS = "fedvarp, sequential", "fedvarp, two workers"
 VECTORISED = "fedvarp, vectorised"
 TRAINERS: Mapping[str, Mapping[str, Any]] = {
@@ -27,13 +32,9 @@ TRAINERS: Mapping[str, Mapping[str, Any]] = {
 
 def entry(name: str, folder: Path) -> Entry:
     """A contestant of this package by its name in the tables."""
-    if name == PLAIN:
-        return Entry(["-m", "benchmarks.bare", "plain", str(folder)])
-    if name == TWO_BARE:
-        return Entry(["-m", "benchmarks.bare", "two-workers", str(folder)])
-    if name == TWO_BARE_AS_USUAL:
-        return Entry(["-m", "benchmarks.bare", "two-workers-as-usual", str(folder)])
-    return Entry(["-m", "benchmarks.ours", str(folder), json.dumps(TRAINERS[name])])
+    if name in BARE:
+        return Entry(["-m", "benchmarks.rounds.with_plain_torch", BARE[name], str(folder)])
+    return Entry(["-m", "benchmarks.rounds.with_fedvarp", str(folder), json.dumps(TRAINERS[name])])
 
 
 def contest(

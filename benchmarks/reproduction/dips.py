@@ -1,6 +1,6 @@
 """Whether accuracy falls in rounds whose clients take many local steps.
 
-    python -m benchmarks.dips RUN ... --from-round 100 --many 40
+    python -m benchmarks.reproduction.dips RUN ... --from-round 100 --many 40
 
 Reads whole runs: the compact copies keep sums over several rounds.
 """

@@ -1,12 +1,16 @@
-"""A workload as plain tensors and settings, in files that every contestant reads.
+"""A workload as plain tensors and settings, in files that every contestant reads, and its model.
 
-Nothing of fedvarp is imported here: bare loops and other packages use this too.
+The same model code for everybody; but a bare loop or another package shall not have fedvarp's
+imports in its start-up time and memory, so nothing of fedvarp but its models is imported here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
+
+from benchmarks import ROOT
 
 
 @dataclass(frozen=True)
@@ -101,3 +108,35 @@ def load(folder: Path) -> Workload:
     # Copy on write: nobody writes, and torch warns of arrays that it may not write to.
     x, y = (torch.from_numpy(np.load(folder / name, mmap_mode="c")) for name in ("x.npy", "y.npy"))
     return Workload(settings, x, y)
+
+
+def without_the_package() -> None:
+    """Makes `fedvarp.models` importable without `fedvarp/__init__.py` and its dependencies."""
+    if "fedvarp" not in sys.modules:
+        bare = types.ModuleType("fedvarp")
+        bare.__path__ = [str(ROOT / "src" / "fedvarp")]
+        sys.modules["fedvarp"] = bare
+
+
+def make_model(settings: Settings, as_usual: bool = False) -> nn.Module:
+    """The workload's model; the same initial weights for everybody.
+
+    Args:
+        settings: Of the workload.
+        as_usual: Whether LeNet-5 rectifies before it pools, as it is usually written; fedvarp's
+            pools first, which gives the same figures sooner.
+    """
+    models: Any = importlib.import_module("fedvarp.models")
+    factory = getattr(models, settings.model)
+    model: nn.Module = models.initialised(lambda: factory(*settings.model_arguments), seed=0)
+    if as_usual:
+        model.forward = types.MethodType(_usual_lenet5, model)
+    return model
+
+
+def _usual_lenet5(self: Any, x: Tensor) -> Tensor:
+    x = max_pool2d(relu(self.conv1(x)), 2)
+    x = max_pool2d(relu(self.conv2(x)), 2)
+    x = relu(self.fc2(relu(self.fc1(x.flatten(1)))))
+    logits: Tensor = self.fc3(x)
+    return logits
