@@ -49,8 +49,8 @@ def start_up(repeats: int = 7) -> str:
 SWEEPS: Mapping[str, Sequence[str]] = {
     "one after the other, two workers each": [
         *("--jobs", "1"),
-        *("--set", 'trainer="parallel"'),
-        *("--set", "workers=2"),
+        *("--set", 'trainer.name="parallel"'),
+        *("--set", "trainer.workers=2"),
     ],
     "packed, a core each": ["--jobs", "2"],
 }
@@ -65,8 +65,8 @@ def seconds_of_sweep(how: Sequence[str], preset: str, rounds: int, seeds: int) -
                 *(*FEDVARP, "sweep", preset, "--quiet", "--out", place),
                 *("--algorithms", "fedavg", "--client-lrs", "0.03"),
                 *("--seeds", ",".join(map(str, range(seeds)))),
-                *("--set", f"rounds={rounds}", "--set", f"evaluate_every={rounds}"),
-                *("--set", "num_train_clients=0", *how),
+                *("--set", f"rounds={rounds}", "--set", f"evaluation.every={rounds}"),
+                *("--set", "evaluation.num_train_clients=0", *how),
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
