@@ -38,7 +38,7 @@ bench: $(READY)
 bench-peers: $(READY)
 	$(BIN)/python -m benchmarks.peers
 
-# The figures and tables of docs/reproduction.md, from the metrics in docs/reproduction.
+# The figures and tables of docs/reproduction.md, from the metrics in reproduction/.
 reproduction: $(READY)
 	$(BIN)/python -m benchmarks.reproduction
 

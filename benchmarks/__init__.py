@@ -1,1 +1,21 @@
-"""What the package costs, measured. Every speed is a ratio to a baseline timed in the same run."""
+"""What the package costs, measured, and what the paper's claims come to.
+
+Every speed is a ratio to a baseline timed in the same run.
+
+rounds               what a round takes, beside bare loops of PyTorch
+peers                the same beside other simulators
+server_update        `Server.receive` against the bandwidth of memory
+registered_clients   the server's time and memory as federations grow
+commits              what a commit per round costs
+codecs               what each codec takes per row, and what it adds to the direction
+flower_strategy      a round of our Flower strategy beside Flower's own
+whole_commands       how soon a run begins, and what a sweep gets done in an hour
+reproduction         the tables and figures of docs/reproduction.md
+theorems             where algorithms stop, against what the theorems say
+"""
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+"""The repository."""

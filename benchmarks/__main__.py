@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import platform
-import sys
 
 import torch
 
 from benchmarks import (
     codecs,
-    commands,
     commits,
     flower_strategy,
-    many_clients,
-    overhead,
-    rounds,
+    registered_clients,
     server_update,
+    whole_commands,
 )
+from benchmarks.rounds import overhead, trainers
 from benchmarks.timing import show
 
 BENCHMARKS = {
-    "rounds": rounds.measure,
+    "rounds": trainers.measure,
     "overhead": overhead.measure,
-    "sweeps": commands.sweeps,
-    "start-up": commands.start_up,
+    "sweeps": whole_commands.sweeps,
+    "start-up": whole_commands.start_up,
     "server-update": server_update.measure,
-    "many-clients": many_clients.measure,
+    "registered-clients": registered_clients.measure,
     "commits": commits.measure,
     "codecs": codecs.measure,
     "flower-strategy": flower_strategy.measure,
 }
 
 
-def main(names: list[str]) -> None:
-    """Runs the benchmarks of these names, or all of them, and prints their tables."""
-    unknown = [name for name in names if name not in BENCHMARKS]
-    if unknown:
-        sys.exit(f"No benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}.")
+def main() -> None:
+    """Runs the benchmarks that are named, or all of them, and prints their tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; else all of them"
+    )
+    names = parser.parse_args().names
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}")
     show(
         f"Measured {datetime.date.today()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads, {platform.machine()}.\n"
@@ -47,4 +50,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from rich.console import Console
@@ -43,6 +43,15 @@ def streaming(num_bytes: int) -> Callable[[], object]:
             a[:rest].add_(b[:rest], alpha=1e-9)
 
     return run
+
+
+def with_spread(values: Sequence[float], digits: int, factor: float = 1.0) -> str:
+    """The median, and the quartiles in brackets where there are several values."""
+    scaled = [factor * value for value in values]
+    if len(scaled) == 1:
+        return f"{scaled[0]:.{digits}f}"
+    low, middle, high = statistics.quantiles(scaled, n=4, method="inclusive")
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> str:

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import commands, dips, overhead, rounds, steadiness, workloads
-from benchmarks.bare import train
-from benchmarks.contest import Result, Turns, contest_table, ratios, with_spread
-from benchmarks.contestant import Contestant, ContestantError, Entry
-from benchmarks.networks import make_model
+from benchmarks import whole_commands
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, installed
-from benchmarks.processes import PeakMemory, pss_mb, tree
-from benchmarks.workload import Workload, load
+from benchmarks.reproduction import dips, steadiness
+from benchmarks.rounds import overhead, trainers, workloads
+from benchmarks.rounds.contest import Result, Turns, contest_table, ratios
+from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
+from benchmarks.rounds.process_tree import PeakMemory, pss_mb, tree
+from benchmarks.rounds.with_plain_torch import train
+from benchmarks.rounds.workload import Workload, load, make_model
+from benchmarks.timing import with_spread
 from torch.nn.functional import cross_entropy
 
 from some_runs import write_run
@@ -88,24 +90,24 @@ def test_lenet5_as_usually_written_gives_the_same_figures() -> None:
 @pytest.mark.slow
 def test_rounds_of_every_trainer_are_timed_and_missing_ones_named() -> None:
     broken = Entry(["-c", "raise SystemExit('no such trainer')"])
-    text = rounds.contest(
+    text = trainers.contest(
         workloads.w2(num_clients=30),
-        [rounds.PLAIN, rounds.TWO_BARE, rounds.SEQUENTIAL],
-        rounds.PLAIN,
-        {rounds.SEQUENTIAL: "a target"},
+        [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL],
+        trainers.PLAIN,
+        {trainers.SEQUENTIAL: "a target"},
         Turns(starts=1, warm_up=1, turns=2, at_once=2),
         lambda folder: {"one that is not there": broken},
     )
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
-    assert "| 1.00 (1.00 to 1.00) |" in lines[rounds.PLAIN]
-    assert "| a target |" in lines[rounds.SEQUENTIAL]
-    assert "missing" not in lines[rounds.TWO_BARE]
+    assert "| 1.00 (1.00 to 1.00) |" in lines[trainers.PLAIN]
+    assert "| a target |" in lines[trainers.SEQUENTIAL]
+    assert "missing" not in lines[trainers.TWO_BARE]
     assert "missing: no such trainer" in lines["one that is not there"]
 
 
 def test_a_contestant_that_dies_leaves_its_last_words_and_no_process() -> None:
     script = (
-        "from benchmarks.pace import Pace\n"
+        "from benchmarks.rounds.contestant import Pace\n"
         "pace = Pace(); pace(); print('out of luck', flush=True); raise SystemExit(1)\n"
     )
     with Contestant(Entry(["-c", script])) as contestant:
@@ -120,7 +122,7 @@ def test_a_contestant_that_dies_leaves_its_last_words_and_no_process() -> None:
 def test_a_contestant_runs_as_many_rounds_as_it_is_granted() -> None:
     script = (
         "import time\n"
-        "from benchmarks.pace import Pace\n"
+        "from benchmarks.rounds.contestant import Pace\n"
         "pace = Pace(); pace()\n"
         "for number in range(pace.rounds): time.sleep(0.01 * number); pace()\n"
     )
@@ -196,15 +198,15 @@ def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_whole_commands_are_timed() -> None:
-    assert "fedvarp run digits" in commands.start_up(repeats=1)
-    text = commands.sweeps("digits", rounds=2, seeds=2, repeats=1)
+    assert "fedvarp run digits" in whole_commands.start_up(repeats=1)
+    text = whole_commands.sweeps("digits", rounds=2, seeds=2, repeats=1)
     assert "packed" in text
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="no-such-preset"):
-        commands.first_round(["no-such-preset"])
+        whole_commands.first_round(["no-such-preset"])
 
 
 def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.contestant import ROOT
-from benchmarks.reproduction import PAGE, commands, renewed, run
+from benchmarks import ROOT
+from benchmarks.reproduction.page import PAGE, commands, renewed, run
 
+from fedvarp.analysis import read_runs
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.sweep import Grid
-from fedvarp.runs.directory import RunDirectory
 
 TEXT = PAGE.read_text()
 
@@ -59,7 +59,7 @@ def test_commands_that_train_are_accepted(words: list[str]) -> None:
         Grid.parse(algorithms, rates, seeds)
 
 
-RESNET = Path("docs/reproduction/cifar10-resnet18")
+RESNET = Path("reproduction/cifar10-resnet18.jsonl")
 ROWS = {
     "fedavg": "FedAvg",
     **{
@@ -83,9 +83,8 @@ ROWS = {
 def test_the_table_of_resnet_18_is_that_of_the_metrics(run: str, row: str) -> None:
     (line,) = [line for line in TEXT.splitlines() if line.startswith(f"| {row} |")]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    (folder,) = RESNET.glob(f"*/{run}")
-    directory = RunDirectory(folder)
-    last = directory.metrics()[-1]
+    (found,) = [one for one in read_runs([RESNET])[0] if one.path.name == run]
+    last = found.metrics[-1]
     assert last["round"] == 6
     assert cells[3] == f"{last['server_bytes'] / 1e9:.2f}"
     assert cells[5].removesuffix(", the same bits") == f"{last['train_loss']:.4f}"
@@ -95,8 +94,6 @@ def test_every_figure_and_every_run_is_used() -> None:
     drawn = {file for typed in commands(TEXT, "plot") for file in values_of("--out", typed.words)}
     assert len(drawn) >= 6
     named = [word for name in ("plot", "compare") for t in commands(TEXT, name) for word in t.words]
-    kept = [file.parent.relative_to(ROOT) for file in ROOT.glob("docs/reproduction/**/config.toml")]
+    kept = {str(file) for file in Path("reproduction").rglob("*.*")}
     assert kept
-    named.append(str(RESNET))  # whose table is checked above
-    unused = [run for run in kept if not any(run.is_relative_to(word) for word in named)]
-    assert not unused
+    assert kept - set(named) == {str(RESNET)}  # whose table is checked above

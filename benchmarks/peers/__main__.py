@@ -10,12 +10,13 @@ from typing import Final
 
 import torch
 
-from benchmarks import rounds
-from benchmarks.contest import Turns
-from benchmarks.contestant import ROOT, Entry
+from benchmarks import ROOT
 from benchmarks.peers.environments import InstallationError, Peer
+from benchmarks.rounds import trainers
+from benchmarks.rounds.contest import Turns
+from benchmarks.rounds.contestant import Entry
+from benchmarks.rounds.workloads import w1, w2
 from benchmarks.timing import show
-from benchmarks.workloads import w1, w2
 
 PEERS: Final = (
     Peer(
@@ -76,13 +77,13 @@ def main() -> None:
     about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
     show("\n".join([about, *lines, ""]))
     for workload, fastest, turns in (
-        (w1(), rounds.TWO_WORKERS, Turns(starts=3, warm_up=2, turns=7)),
-        (w2(), rounds.VECTORISED, Turns(starts=3, warm_up=5, turns=7, at_once=10)),
+        (w1(), trainers.TWO_WORKERS, Turns(starts=3, warm_up=2, turns=7)),
+        (w2(), trainers.VECTORISED, Turns(starts=3, warm_up=5, turns=7, at_once=10)),
     ):
-        names = [rounds.PLAIN, rounds.TWO_BARE, rounds.SEQUENTIAL, fastest]
+        names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, fastest]
         show(
-            rounds.contest(
-                workload, names, rounds.PLAIN, {}, turns, lambda folder: entries(peers, folder)
+            trainers.contest(
+                workload, names, trainers.PLAIN, {}, turns, lambda folder: entries(peers, folder)
             )
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.contestant import ROOT
+from benchmarks import ROOT
 
 PLACE: Final = ROOT / ".bench"
 _LONGEST: Final = 1800  # seconds that pip may take

@@ -12,10 +12,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.bare import train
-from benchmarks.networks import make_model, without_the_package
-from benchmarks.pace import Pace
-from benchmarks.workload import load
+from benchmarks.rounds.contestant import Pace
+from benchmarks.rounds.with_plain_torch import train
+from benchmarks.rounds.workload import load, make_model, without_the_package
 
 
 def client_app(folder: Path) -> ClientApp:

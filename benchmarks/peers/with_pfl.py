@@ -17,9 +17,8 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.networks import make_model, without_the_package
-from benchmarks.pace import Pace
-from benchmarks.workload import Workload, load
+from benchmarks.rounds.contestant import Pace
+from benchmarks.rounds.workload import Workload, load, make_model, without_the_package
 
 RANK, ADDRESSES, STORE = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES", "BENCHMARK_STORE"
 

@@ -11,7 +11,7 @@ import itertools
 
 import pytest
 import torch
-from benchmarks.noisy_quadratics import NoisyQuadratics
+from benchmarks.theorems.noisy_quadratics import NoisyQuadratics
 from torch import Tensor
 
 from fedvarp import Broadcast, FlatModel, LocalSGD, Server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.floors import COHORTS, Floor, measure_floors, predicted, slope
+from benchmarks.theorems.floors import COHORTS, Floor, measure_floors, predicted, slope
 
 
 def by_cohort(floors: list[Floor]) -> list[list[Floor]]:

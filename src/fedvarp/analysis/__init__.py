@@ -6,7 +6,7 @@
 - `tables`: one table, written as text, Markdown, CSV, JSON or HTML.
 - `curve_plots`, `ablation_plots`, `figures`: the paper's figures, and what they have in common.
 - `report`: one HTML page about some runs.
-- `compact_copies`: small copies of runs, of which all of this can be made.
+- `compact_file`: runs in one small file, of which all of this can be made.
 - `styles`, `units`: what algorithms are called and look like; numbers as people read them.
 """
 

@@ -1,5 +1,5 @@
 from .ablation_plots import plot_against as plot_against
-from .compact_copies import compact as compact
+from .compact_file import compact as compact
 from .comparison import Comparison as Comparison
 from .comparison import Row as Row
 from .comparison import Spread as Spread

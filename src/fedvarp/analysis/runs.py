@@ -1,8 +1,12 @@
-"""Runs as they lie on disk, read for looking at: found, loaded, and their curves as arrays."""
+"""Runs as they lie on disk, read for looking at: found, loaded, and their curves as arrays.
+
+A run is a directory, or one line of a file that `fedvarp compact` wrote.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,16 +39,19 @@ class Run:
     """One run: its settings and what each round recorded.
 
     Attributes:
-        path: Its directory, as it was given.
+        path: Its directory, as it was given; of a compacted run, the file and its name there.
         settings: config.toml, with dots in the names of nested settings: ``local_sgd.lr``.
-        metrics: One record for each round; the first is of the initial model.
-        seconds: (rounds + 1,) how long each record took; None where that was not kept.
+        metrics: One record for each round; the first is of the initial model. A compacted run has
+            records of its evaluated rounds only.
+        seconds: (records,) how long each record took; None where that was not kept.
+        versions: What it was run with; None where that was not kept.
     """
 
     path: Path
     settings: Mapping[str, Any]
     metrics: Sequence[Record]
     seconds: Floats | None
+    versions: Mapping[str, Any] | None = None
 
     @property
     def algorithm(self) -> str:
@@ -133,7 +140,8 @@ class Run:
         """
         directory = RunDirectory(path)
         settings, metrics = flattened(directory.settings()), directory.metrics()
-        run = cls(Path(path), settings, metrics, _seconds(directory, metrics))
+        seconds, versions = _seconds(directory, metrics), _versions(directory)
+        run = cls(Path(path), settings, metrics, seconds, versions)
         if not run.evaluated:
             raise RunError(
                 f"The run in {path} has recorded no evaluation yet. Wait until it has, resume it, "
@@ -142,66 +150,46 @@ class Run:
         return run
 
 
-def find_runs(paths: Iterable[AnyPath]) -> list[Path]:
-    """Finds runs.
-
-    Args:
-        paths: Run directories, or directories that hold some.
-
-    Returns:
-        The run directories, each once, in the order given.
-
-    Raises:
-        RunError: One of them does not exist, or holds no run.
-    """
-    found: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        for run in runs_at(path):
-            found.setdefault(run.resolve(), run)
-    if not found:
-        raise RunError("No run was named. Name run directories, or a directory that holds some.")
-    return list(found.values())
-
-
 def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
-    """Reads all runs that are found.
+    """All runs among `paths` and below them, each once, and a note about each still empty.
 
     Args:
-        paths: Run directories, or directories that hold some.
-
-    Returns:
-        The runs, and a note about each that is left out because it has no round yet.
+        paths: Run directories, directories that hold some, or files of compacted runs.
 
     Raises:
-        RunError: There is no run with a round, or one cannot be read.
+        RunError: A path does not exist or holds no run, a run cannot be read, or there is nothing
+            to look at.
     """
-    runs: list[Run] = []
-    notes: list[str] = []
-    for path in find_runs(paths):
-        if _is_empty(path):
-            notes.append(f"{path} is left out: no round of it is recorded yet.")
-        else:
-            runs.append(Run.read(path))
+    runs: dict[Path, Run] = {}
+    notes: dict[str, None] = {}
+    for place in (place for path in paths for place in runs_at(path)):
+        if place.is_dir() and _is_empty(place):
+            notes[f"{place} is left out: no round of it is recorded yet."] = None
+            continue
+        for run in read_at(place):
+            runs.setdefault(run.path.resolve(), run)
     if not runs:
-        raise RunError(" ".join(notes) + " There is nothing else to look at.")
-    return runs, notes
+        raise RunError(
+            f"{' '.join(notes)} There is nothing else to look at."
+            if notes
+            else "No run was named. Name run directories, or a directory that holds some."
+        )
+    return list(runs.values()), list(notes)
 
 
-def runs_at(path: Path) -> list[Path]:
-    """Finds the run directory that a path is, or those below it.
-
-    Args:
-        path: A directory.
-
-    Returns:
-        Run directories.
+def runs_at(path: AnyPath) -> list[Path]:
+    """The run directory that `path` is, or those below it; a file of compacted runs as it is.
 
     Raises:
         RunError: It does not exist, or holds no run.
     """
+    path = Path(path)
+    if file_of(path) is not None:
+        return [path]
     if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise RunError(f"{path} {what}. Name run directories, or a directory that holds some.")
+        raise RunError(
+            f"{path} does not exist. Name run directories, or a directory that holds some."
+        )
     if RunDirectory(path).metrics_file.exists():
         return [path]
     below = sorted(file.parent for file in path.rglob("metrics.jsonl"))
@@ -214,6 +202,56 @@ def runs_at(path: Path) -> list[Path]:
         f"{path} holds no run: a run is a directory with a config.toml and a metrics.jsonl, and "
         f"there is none in it nor below it."
     )
+
+
+def file_of(path: Path) -> Path | None:
+    """The file of compacted runs that `path` is or leads into, as `runs.jsonl/fedavg-seed0` does.
+
+    None: it is a path of directories.
+    """
+    return next((part for part in (path, *path.parents) if part.is_file()), None)
+
+
+def read_at(place: Path) -> list[Run]:
+    """The run in a directory, or the runs of a file that `fedvarp compact` wrote.
+
+    Args:
+        place: The directory, the file, or a path into the file: the runs of that name or below it.
+
+    Raises:
+        RunError: The directory or the file cannot be read as such, or has no such run.
+    """
+    file = file_of(place)
+    if file is None:
+        return [Run.read(place)]
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() or [""]
+        runs = [_compacted(file, json.loads(line)) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} is not a file of compacted runs, or is damaged ({error!r}). Name run "
+            f"directories, or files that `fedvarp compact` wrote."
+        ) from error
+    found = [run for run in runs if run.path.is_relative_to(place)]
+    if not found:
+        raise RunError(f"{place} does not exist: {file} holds no run of that name, nor below it.")
+    return found
+
+
+def _compacted(file: Path, line: Mapping[str, Any]) -> Run:
+    """The run of one line; compact.py says what is in it."""
+    columns: Mapping[str, Sequence[Any]] = line["metrics"]
+    metrics = [
+        {
+            name: column[i]
+            for name, column in columns.items()
+            # An evaluation that was not finite is null; elsewhere null is a record without it.
+            if i < len(column) and (column[i] is not None or name in METRICS)
+        }
+        for i in range(len(columns["round"]))
+    ]
+    seconds = None if line["seconds"] is None else np.array(line["seconds"], dtype=np.float64)
+    return Run(file / line["run"], line["settings"], metrics, seconds, line["versions"])
 
 
 def _is_empty(path: Path) -> bool:
@@ -229,3 +267,12 @@ def _seconds(directory: RunDirectory, metrics: Sequence[Record]) -> Floats | Non
     if any(record["round"] not in timed for record in metrics):
         return None
     return np.array([timed[record["round"]] for record in metrics])
+
+
+def _versions(directory: RunDirectory) -> Record | None:
+    """versions.json, or None where it is missing or damaged: no figure depends on it."""
+    try:
+        versions: Record = json.loads(directory.versions_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return versions

@@ -9,7 +9,10 @@ import typer
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUNS...", help="Run directories, or directories that hold some."),
+    typer.Argument(
+        metavar="RUNS...",
+        help="Run directories, directories that hold some, or files of compacted runs.",
+    ),
 ]
 Target = Annotated[
     float | None,
@@ -123,10 +126,9 @@ def report(
 
 def compact(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="Directory of the copies.")],
+    out: Annotated[Path, typer.Option(help="The file, such as runs.jsonl.")],
 ) -> None:
-    """Copies runs without their models, checkpoints and cohorts: small, and enough to compare."""
+    """Writes runs into one small file without their models and cohorts: enough to compare."""
     from fedvarp import analysis
 
-    for copy in analysis.compact(runs, out):
-        typer.echo(copy)
+    typer.echo(analysis.compact(runs, out))

@@ -1,0 +1,6 @@
+"""The tables and figures of docs/reproduction.md, from the metrics in reproduction/.
+
+page         reads the page's commands, runs them and renews what stands below them
+steadiness   how much a result depends on the rule by which it is counted
+dips         whether accuracy falls in rounds whose clients take many local steps
+"""

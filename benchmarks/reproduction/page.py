@@ -1,0 +1,77 @@
+"""docs/reproduction.md: the commands it names, and what they print today."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from typer.testing import CliRunner
+
+from benchmarks import ROOT
+from benchmarks.reproduction import steadiness
+from fedvarp.cli.app import app
+
+_STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
+PAGE: Final = ROOT / "docs" / "reproduction.md"
+_BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
+# A command, on several lines if they end in a backslash; then all lines up to the next one.
+_TYPED: Final = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", flags=re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command of the page.
+
+    Attributes:
+        line: As it is printed there, its continuations included.
+        output: What is printed below it.
+    """
+
+    line: str
+    output: str
+
+    @property
+    def words(self) -> list[str]:
+        """Of the command, without `fedvarp`; none if it is another program's."""
+        return self.all_words[1:] if self.all_words[:1] == ["fedvarp"] else []
+
+    @property
+    def all_words(self) -> list[str]:
+        """Of the command."""
+        return shlex.split(self.line.replace("\\\n", " "), comments=True)
+
+
+def commands(page: str, name: str) -> list[Typed]:
+    """Every `fedvarp NAME …` on the page."""
+    found = [typed for block in _BLOCK.findall(page) for typed in _typed(block)]
+    return [typed for typed in found if typed.words[:1] == [name]]
+
+
+def run(words: Sequence[str]) -> str:
+    """What fedvarp prints, called from the project's directory."""
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    if result.exit_code:
+        raise SystemExit(f"fedvarp {shlex.join(words)}: {result.output}")
+    return result.output
+
+
+def renewed(page: str) -> str:
+    """The page with the tables that its commands print today."""
+
+    def renew(block: re.Match[str]) -> str:
+        return "".join(f"$ {typed.line}\n{_output_today(typed)}" for typed in _typed(block[0]))
+
+    return _BLOCK.sub(renew, page)
+
+
+def _output_today(typed: Typed) -> str:
+    if typed.all_words[:3] == _STEADINESS:
+        return steadiness.text(typed.all_words[3:])
+    return run(typed.words) if typed.words[:1] == ["compare"] else typed.output
+
+
+def _typed(block: str) -> list[Typed]:
+    return [Typed(line, output) for line, output in _TYPED.findall(block)]
