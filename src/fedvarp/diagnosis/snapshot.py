@@ -10,8 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.algorithms.registry import TableSettings, make_algorithm
-from fedvarp.clusters.names import clusters_by_name
+from fedvarp.algorithms.registry import make_algorithm
 from fedvarp.experiments.build import Experiment
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
@@ -114,18 +113,8 @@ def _restored_table(
     flat: FlatModel,
     opened: contextlib.ExitStack,
 ) -> ClientTable:
-    settings, dataset = experiment.settings, experiment.dataset
-    clusters = clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
-    table = TableSettings(
-        num_clients=dataset.num_clients,
-        dim=flat.dim,
-        codec=settings.table.codec,
-        folder=str(directory.checkpoint_folder) if settings.table.where == "disk" else None,
-        cluster_of=clusters.at_first,
-        clustering=clusters.changing,
-        device=settings.trainer.device,
-    )
-    aggregator = make_algorithm(settings.algorithm, table)
+    _, table = experiment.task().clusters_and_table(flat.dim, directory)
+    aggregator = make_algorithm(experiment.settings.algorithm, table)
     assert aggregator.table is not None
     for rows in aggregator.table.tables():
         opened.callback(rows.close)

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import torch
 
-from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.algorithms.registry import make_algorithm
 from fedvarp.analysis.units import in_bytes, in_seconds
 from fedvarp.clients import local_training
-from fedvarp.clusters.names import clusters_by_name
 from fedvarp.experiments.build import Experiment
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.codecs import codec_named
@@ -84,16 +83,10 @@ class Estimate:
 
 def estimate(experiment: Experiment) -> Estimate:
     """Measures a local step and a forward pass on real examples, and counts the rest."""
-    settings, dataset = experiment.settings, experiment.dataset
+    settings = experiment.settings
     flat = FlatModel(experiment.model.to(settings.trainer.device))
-    aggregator = make_algorithm(
-        settings.algorithm,
-        TableSettings(
-            dataset.num_clients,
-            flat.dim,
-            cluster_of=clusters_by_name(settings.table.clusters, None, dataset).at_first,
-        ),
-    )
+    _, table = experiment.task().clusters_and_table(flat.dim, None)
+    aggregator = make_algorithm(settings.algorithm, table)
     tables = () if aggregator.table is None else aggregator.table.tables()
     rows = sum(table.num_clients for table in tables)
     step = _step_seconds(experiment, flat)

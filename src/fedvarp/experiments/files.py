@@ -26,6 +26,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from fedvarp.experiments.settings import CHOICES, Settings
+from fedvarp.runs.identity import nested
 from fedvarp.settings.problems import SettingsError, explain
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
@@ -129,13 +130,7 @@ class _Layers:
             self.origins[name] = origin
 
     def settings(self) -> Settings:
-        raw: dict[str, Any] = {}
-        for name, value in self.values.items():
-            *sections, last = name.split(".")
-            table = raw
-            for section in sections:
-                table = table.setdefault(section, {})
-            table[last] = value
+        raw = nested(self.values)
         try:
             return Settings.model_validate(raw).completed()
         except ValidationError as error:

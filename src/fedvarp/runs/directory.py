@@ -146,7 +146,7 @@ class RunDirectory:
         """What to raise where there is no checkpoint to go on from."""
         return RunError(
             f"{self.path} has the metrics of {self.rounds_done} rounds but no checkpoint to go on "
-            f"from: it was deleted or never copied (`fedvarp compact` leaves it out). Restore it, "
+            f"from: it was deleted or never copied. Restore it, "
             f"or choose another directory."
         )
 
