@@ -33,7 +33,14 @@ def shows_progress(quiet: bool) -> bool:
 
 
 def report(directory: Path, result: SimulationResult | None, quiet: bool, as_json: bool) -> None:
-    """How a run ended; None for one that was found finished."""
+    """Prints how a run ended.
+
+    Args:
+        directory: Of the run.
+        result: What it left behind; None for one that was found finished.
+        quiet: Whether to print nothing.
+        as_json: Whether to print an object for scripts.
+    """
     figures = summary(directory, result)
     if as_json:
         typer.echo(json.dumps(figures))
@@ -73,7 +80,14 @@ def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
 def print_dry_run(
     settings: Settings, directory: Path, data_dir: Path | None, as_json: bool
 ) -> None:
-    """What a run would do and cost."""
+    """Prints what a run would do and cost.
+
+    Args:
+        settings: Of the run.
+        directory: Where it would be kept.
+        data_dir: Where the data files are.
+        as_json: Whether to print an object for scripts.
+    """
     from fedvarp.experiments.build import build
     from fedvarp.experiments.cost import estimate
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
-from fedvarp.data import Examples
-from fedvarp.data.federated_dataset import Augmentation
+from fedvarp.data.federated_dataset import Augmentation, Examples
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.largest_entries import LargestEntries
@@ -115,13 +114,36 @@ def batches(
     client: int,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """The indices of each batch: a new shuffle for every pass over the data."""
+    """Draws the batches of a client: a new shuffle for every pass over its data.
+
+    Args:
+        local_sgd: The settings.
+        num_examples: Of the client.
+        seed: The run's seed.
+        round: t.
+        client: i.
+        device: Where the indices are needed.
+
+    Returns:
+        The indices of each batch.
+    """
     drawn = order(local_sgd, num_examples, seed, round, client).to(device)
     return torch.split(drawn, local_sgd.batch_sizes(num_examples))
 
 
 def order(local_sgd: LocalSGD, num_examples: int, seed: int, round: int, client: int) -> Tensor:
-    """The indices of all batches, one batch after the other."""
+    """Draws the examples of all batches of a client, one batch after the other.
+
+    Args:
+        local_sgd: The settings.
+        num_examples: Of the client.
+        seed: The run's seed.
+        round: t.
+        client: i.
+
+    Returns:
+        Their indices, int64.
+    """
     generator = stream(seed, "batches", round, client)
     total = sum(local_sgd.batch_sizes(num_examples))
     passes = -(-total // num_examples)
@@ -136,9 +158,19 @@ def direction(
     velocity: Tensor | None,
     correction: Tensor | None,
 ) -> Tensor:
-    """Where a step goes; `gradient` and `velocity` are changed.
+    """Turns a gradient into the direction of a local step: clip, decay, correction, momentum.
 
-    All arguments are (d,), or all are (M, d) for the steps of M clients.
+    All vectors are (d,), or all are (M, d) for the steps of M clients.
+
+    Args:
+        local_sgd: The settings.
+        gradient: Of a batch; changed.
+        local: The client's model.
+        velocity: Of the momentum so far, changed; None without momentum.
+        correction: Added to the gradient (SCAFFOLD); None: nothing is.
+
+    Returns:
+        The direction; good until the next step.
     """
     if local_sgd.clip_norm is not None:
         length = gradient.norm(dim=-1, keepdim=True)

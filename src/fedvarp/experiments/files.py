@@ -72,7 +72,19 @@ def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ())
 
 
 def settings_of_run(config: Mapping[str, Any], where: str, overrides: Sequence[str]) -> Settings:
-    """The settings that a run directory recorded, changed by ``key=value`` texts."""
+    """Reads the settings that a run directory recorded.
+
+    Args:
+        config: What config.toml holds.
+        where: The file, for messages.
+        overrides: ``key=value`` texts that change them.
+
+    Returns:
+        The settings.
+
+    Raises:
+        SettingsError: They cannot be used, or are known to a Python program alone.
+    """
     if "data" not in config:
         raise SettingsError(
             f"{where} was written by a Python program that called simulate(); its data and model "

@@ -146,8 +146,7 @@ class RunDirectory:
         """What to raise where there is no checkpoint to go on from."""
         return RunError(
             f"{self.path} has the metrics of {self.rounds_done} rounds but no checkpoint to go on "
-            f"from: it was deleted or never copied. Restore it, "
-            f"or choose another directory."
+            f"from: it was deleted or never copied. Restore it, or choose another directory."
         )
 
     def export_model(self, state: Mapping[str, Tensor], after_round: int) -> None:

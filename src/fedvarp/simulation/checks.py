@@ -48,7 +48,16 @@ def refuse_impossible(task: Task) -> None:
 
 
 def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raises RunError if the directory holds a run that is not this one, or not to be resumed."""
+    """Refuses a directory that holds a run which is not this one, or is not to be resumed.
+
+    Args:
+        directory: Where the run is to be kept.
+        settings: Of the run.
+        resume: Whether to go on with what is there.
+
+    Raises:
+        RunError: It holds such a run.
+    """
     if not directory.exists:
         return
     if resume:

@@ -34,7 +34,16 @@ def plain(settings: object) -> dict[str, Any]:
 
 
 def fingerprint(dataset_fingerprint: str, model: nn.Module, loss: object) -> str:
-    """Changes with the data, the model's layers, its frozen parameters, or the loss."""
+    """Names what a run trains: another data set, model or loss has another name.
+
+    Args:
+        dataset_fingerprint: `FederatedDataset.fingerprint()`.
+        model: Its layers and frozen parameters count; trainable ones are the run's own.
+        loss: By its name.
+
+    Returns:
+        A short hash.
+    """
     digest = hashlib.sha256(f"{dataset_fingerprint} {model} {name_of(loss)}".encode())
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -183,7 +183,7 @@ class _Cohort:
     def of(
         cls, trainer: VectorisedTrainer, broadcast: Broadcast, clients: list[int], round: int
     ) -> _Cohort:
-        """Loads the clients and draws their batches, the same as `LocalSGD.train` would."""
+        """Loads the clients and draws their batches, the same as `local_training.train` would."""
         sgd, seed, device = trainer.local_sgd, trainer.seed, broadcast.w.device
         examples = {client: trainer.dataset.client(client) for client in clients}
         sizes = {client: tuple(sgd.batch_sizes(len(x))) for client, (x, _) in examples.items()}
