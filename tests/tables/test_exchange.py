@@ -17,7 +17,7 @@ def three_exchanges() -> list[torch.Tensor]:
     table = MemoryTable(5, D, client_weights=torch.tensor([1.0, 2.0, 3.0, 1.0, 7.0]))
     clients, a = torch.tensor([0, 2, 4]), torch.tensor([0.2, 0.5, 0.4], dtype=torch.float64)
     vs = []
-    for seed, beta in enumerate((0.0, 0.3, 1.0)):
+    for seed, beta in enumerate((1.0, 0.3, 1.0)):
         deltas = torch.randn(M, D, generator=stream(seed, "deltas"))
         vs.append(table.exchange(clients, deltas, a, beta).clone())
     return [*vs, table.mean(), table.get(torch.arange(5))]

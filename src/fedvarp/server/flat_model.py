@@ -38,6 +38,13 @@ class FlatModel:
     Buffers are kept beside the vector, because no algorithm should see them: floating-point ones
     are averaged over clients, integer counters take the maximum. BatchNorm is refused.
 
+    Args:
+        module: Any module whose trainable parameters are float32.
+
+    Raises:
+        ValueError: It has a BatchNorm layer, a parameter without a shape or of another dtype, or
+            nothing to train.
+
     >>> model = FlatModel(nn.Linear(2, 1))
     >>> model.dim
     3
@@ -75,6 +82,9 @@ class FlatModel:
         Args:
             vector: (d,) float32, on any device.
             gradient: (d,) of the same kind.
+
+        Raises:
+            ValueError: One of them has another length or dtype, or is not contiguous.
         """
         for what, tensor in (("vector", vector), ("gradient", gradient)):
             if tensor is not None and (
@@ -110,7 +120,14 @@ class FlatModel:
         return {name: b.detach().clone() for name, b in self.module.named_buffers()}
 
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Writes the buffers back into the module."""
+        """Writes buffers into the module.
+
+        Args:
+            buffers: By name, as `buffers` gave them.
+
+        Raises:
+            ValueError: Their names or shapes are not those of the module's.
+        """
         own = dict(self.module.named_buffers())
         if own.keys() != buffers.keys():
             raise ValueError(
@@ -130,6 +147,12 @@ class FlatModel:
         """The module's whole state with `vector` in place of the trainable parameters.
 
         Ready for `module.load_state_dict` of a module that has never heard of this package.
+
+        Args:
+            vector: (d,).
+
+        Returns:
+            Copies of all parameters and buffers, by name.
         """
         by_parameter = {id(slot.parameter): slot.view(vector) for slot in self._slots}
         state = {
@@ -145,6 +168,16 @@ def average_buffers(
     """Buffers of several clients made one: floats averaged, integers and booleans the maximum.
 
     An average of step counters means nothing, and it would turn them into floats.
+
+    Args:
+        replies: The buffers of each client, by name.
+        weights: What each client counts for; None for the same.
+
+    Returns:
+        One set of buffers, by name.
+
+    Raises:
+        ValueError: There are not as many weights as replies, or all are zero.
     """
     shares = [1.0] * len(replies) if weights is None else list(weights)
     if len(shares) != len(replies) or not sum(shares) > 0:

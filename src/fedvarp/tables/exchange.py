@@ -96,7 +96,7 @@ def _in_blocks(
         total[here] += grown
 
 
-Kernel = Callable[[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Any]
+Kernel = Callable[..., Any]  # `_fused`
 
 
 def _fused(
@@ -106,18 +106,22 @@ def _fused(
     total: Tensor,
     v: Tensor,
     a: Tensor,
-    beta: Tensor,
+    beta: Tensor | None,
     total_share: Tensor,
 ) -> None:
-    """The same arithmetic as `_in_blocks`, in the same order, for the compiler to fuse."""
+    """The same arithmetic as `_in_blocks`, in the same order, for the compiler to fuse.
+
+    None stands for β = 1: without the products the kernel gives the same bits sooner.
+    """
     change_of_v = torch.zeros_like(total)
     grown = torch.zeros_like(total)
     for m, row in enumerate(encoded):
         new, old = rows[m].double(), row.double()
-        change_of_v = change_of_v + (new - old * beta) * a[m]
-        grown = grown + (new - old) * shares[m]
-    mean = (total / total_share).to(v.dtype)
-    v.copy_(change_of_v + mean.double() * beta)
+        change = new - old
+        change_of_v = change_of_v + (change if beta is None else new - old * beta) * a[m]
+        grown = grown + change * shares[m]
+    mean = (total / total_share).to(v.dtype).double()
+    v.copy_(change_of_v + (mean if beta is None else mean * beta))
     total.add_(grown)
     for m, row in enumerate(encoded):
         row.copy_(rows[m])
@@ -135,10 +139,8 @@ def _fused_if_large(
     if not codec.lossless or rows.shape[1] < _COMPILE_FROM or not _fits_a_kernel(len(encoded)):
         return False
     # As tensors: a number would be compiled in, and β may change every round.
-    beta, total_share = (
-        torch.tensor(number, dtype=torch.float64, device=total.device)
-        for number in (direction.beta, direction.total_share)
-    )
+    total_share = total.new_tensor(direction.total_share)
+    beta = None if direction.beta == 1 else total.new_tensor(direction.beta)
     try:
         _kernels[len(encoded)](
             [row.view(codec.dtype) for row in encoded],

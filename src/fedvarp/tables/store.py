@@ -81,6 +81,12 @@ class Store:
             path: The folder.
             fsync: Whether a transaction waits for the disk. Without it a killed process loses
                 nothing, but a power failure may cost the last transactions.
+
+        Returns:
+            The one store that this process has for the folder.
+
+        Raises:
+            StoreError: The folder is damaged, or in use by another process.
         """
         folder = Path(path).resolve()
         if folder not in cls._opened:
@@ -114,6 +120,9 @@ class Store:
         Args:
             batch: What to write.
             emptied: Databases to empty first, in the same transaction.
+
+        Raises:
+            StoreError: It could not be written; what was there before is intact.
         """
         if os.getpid() != self._process:
             raise StoreError(
@@ -141,7 +150,18 @@ class Store:
                 raise self._cannot_write(reason) from reason
 
     def read(self, database: str, key: str) -> Tensor | None:
-        """The bytes stored there, (n,) uint8, a copy; None if there are none."""
+        """Reads one value.
+
+        Args:
+            database: Its database.
+            key: Its key there.
+
+        Returns:
+            The bytes stored there, (n,) uint8, a copy; None if there are none.
+
+        Raises:
+            StoreError: They are damaged.
+        """
         db, checksums = self._database(database), self._database(_CHECKSUMS)
         with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
             value = transaction.get(key.encode(), db=db)
@@ -159,7 +179,20 @@ class Store:
     def read_tensor(
         self, database: str, key: str, dtype: torch.dtype, shape: tuple[int, ...]
     ) -> Tensor:
-        """The tensor stored there, which must be of that dtype and shape."""
+        """Reads one value as the tensor it was.
+
+        Args:
+            database: Its database.
+            key: Its key there.
+            dtype: Of the tensor that was written.
+            shape: Of the tensor that was written.
+
+        Returns:
+            The tensor, a copy.
+
+        Raises:
+            StoreError: It is missing or damaged, or has another size.
+        """
         found = self.read(database, key)
         if found is not None and 0 in shape:
             return torch.empty(shape, dtype=dtype)
@@ -268,7 +301,16 @@ def from_json(content: Tensor | None) -> dict[str, Any]:
 def refuse_differences(
     saved: Mapping[str, object], present: Mapping[str, object], what: str
 ) -> None:
-    """Raises StoreError, naming each difference, if what was saved belongs to something else."""
+    """Refuses what was saved by something else.
+
+    Args:
+        saved: What was said of it when it was saved.
+        present: What is said of the one that asks now.
+        what: How the message begins.
+
+    Raises:
+        StoreError: They differ; the message names each difference.
+    """
     differences = [
         f"{name}={saved.get(name)} (now {value})"
         for name, value in present.items()
