@@ -50,7 +50,7 @@ def test_there_is_one_for_each_row() -> None:
 
 @pytest.mark.parametrize("place", [0, D // 2, D - 1])
 @pytest.mark.parametrize("value", [-7.0, 7.0, math.nan, -math.inf])
-def test_stacking_measures_every_stretch(place: int, value: float) -> None:
+def test_stacking_measures_every_block(place: int, value: float) -> None:
     rows = [torch.zeros(D), torch.full((D,), 0.5)]
     rows[0][place] = value
     stack, measured = stacked(rows)

@@ -61,7 +61,8 @@ def walk(w: Tensor, v: Tensor, rate: float) -> None:
     """
     product = v.new_empty(longest_block(len(v)))
     for here in blocks(len(v)):
-        w[here] -= torch.mul(v[here], rate, out=product[: here.stop - here.start])
+        part = torch.mul(v[here], rate, out=product[: here.stop - here.start])
+        w[here].sub_(part)  # `w[here] -= part` would copy the block onto itself afterwards
 
 
 def _positive(lr: float) -> float:

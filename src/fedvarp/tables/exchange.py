@@ -93,7 +93,7 @@ def _in_blocks(
         if direction is not None:
             mean = torch.div(total[here], direction.total_share, out=product).to(codec.dtype)
             direction.v[here] = change_of_v.add_(product.copy_(mean).mul_(direction.beta))
-        total[here] += grown
+        total[here].add_(grown)
 
 
 Kernel = Callable[..., Any]  # `_fused`
