@@ -209,7 +209,7 @@ def test_divergence_is_noticed(lr: float) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:
     right: dict[str, object] = {"lr": 0.1, "batch_size": 2, "epochs": 1}
     with pytest.raises(ValueError, match=message):
-        LocalSGD(**(right | wrong))
+        LocalSGD(**(right | wrong))  # type: ignore[arg-type]
 
 
 def test_schedules() -> None:

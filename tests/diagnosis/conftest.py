@@ -13,7 +13,7 @@ from fedvarp.experiments.files import load_settings
 CONFIG = """
 rounds = 4
 clients_per_round = 4
-evaluate_every = 2
+evaluation.every = 2
 [data]
 name = "quadratics"
 sigma2 = 0.5

@@ -9,7 +9,7 @@ import pytest
 _SMALL = """
 rounds = 6
 clients_per_round = 2
-evaluate_every = 3
+evaluation.every = 3
 data = "logistic"
 [local_sgd]
 lr = 0.1

@@ -120,7 +120,7 @@ def test_a_section_of_another_kind_starts_anew() -> None:
     [
         (["data.alpha=0.5"], "data.partition=dirichlet"),
         (["data.partition=iid", "data.alpha=0.5"], "data.alpha=none"),
-        (["data.partition=dirichlet", "data.shards_per_client=3"], "data.partition=shards"),
+        (["data.partition=dirichlet", "data.shards_per_client=4"], "data.partition=shards"),
     ],
 )
 def test_what_the_partition_does_not_use_is_refused(overrides: list[str], way_out: str) -> None:

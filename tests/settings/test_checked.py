@@ -27,12 +27,12 @@ def test_right_arguments_arrive_as_they_were_given() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 0}, "steps=0 .* 1"),
-        ({"steps": 1.5}, "steps=1.5 .* integer"),
-        ({"steps": "3"}, "steps='3' .* integer"),
-        ({"steps": 1, "scale": float("nan")}, "scale=nan .* finite"),
-        ({"steps": 1, "every": 0}, "every=0 .* 1"),
-        ({"steps": 1, "kind": "b"}, "kind='b' .* 'a'"),
+        ({"steps": 0}, "steps = 0 .* at least 1"),
+        ({"steps": 1.5}, "steps = 1.5 .* whole number"),
+        ({"steps": "3"}, "steps = '3' .* whole number"),
+        ({"steps": 1, "scale": float("nan")}, "scale = nan .* finite"),
+        ({"steps": 1, "every": 0}, "every = 0 .* at least 1"),
+        ({"steps": 1, "kind": "b"}, "kind = 'b' .* 'a'"),
     ],
 )
 def test_wrong_arguments_are_named_with_their_bound(wrong: dict[str, object], message: str) -> None:
@@ -41,7 +41,7 @@ def test_wrong_arguments_are_named_with_their_bound(wrong: dict[str, object], me
 
 
 def test_arguments_given_by_position_are_named_too() -> None:
-    with pytest.raises(ValueError, match="steps=-1"):
+    with pytest.raises(ValueError, match="steps = -1"):
         rate(-1)
 
 

@@ -8,7 +8,12 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-_ALSO_CALLED: Final = {"learning_rate": "lr", "client_learning_rate": "lr"}
+_ALSO_CALLED: Final = {
+    "learning_rate": "lr",
+    "client_learning_rate": "lr",
+    "evaluate_every": "every",
+    "dtype": "codec",
+}
 
 
 class SettingsError(ValueError):

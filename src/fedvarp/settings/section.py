@@ -13,28 +13,25 @@ fedvarp.settings.problems.SettingsError: Batches: size = '3' should be a whole n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedvarp.settings.problems import SettingsError, explain
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
+if TYPE_CHECKING:  # type checkers know the constructors that this metaclass gives
+    from pydantic._internal._model_construction import ModelMetaclass as _Sentences
 else:
-    ModelMetaclass = type(BaseModel)
 
+    class _Sentences(type(BaseModel)):
+        """Turns what pydantic says of a wrong call into our own error; nested it stays its own."""
 
-class _Sentences(ModelMetaclass):
-    """Turns what pydantic says of a wrong call into our own error; nested sections stay its own."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        try:
-            return super().__call__(*args, **kwargs)
-        except ValidationError as error:
-            name = f"{cls.__name__}: "
-            section = cast("type[BaseModel]", cls)
-            raise SettingsError(explain(error, section, kwargs, lambda _: name)) from None
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except ValidationError as error:
+                name = f"{cls.__name__}: "
+                raise SettingsError(explain(error, cls, kwargs, lambda _: name)) from None
 
 
 class Section(BaseModel, metaclass=_Sentences):
