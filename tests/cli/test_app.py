@@ -337,10 +337,10 @@ def test_a_trace_edited_by_hand_is_noticed(tmp_path: Path) -> None:
 def test_a_trainer_that_is_given_does_not_keep_the_reason_for_another(finished: Path) -> None:
     before = RunDirectory(finished).settings()
     assert before["trainer"]["auto"]  # six rounds are enough to choose
-    other = "parallel" if before["trainer"] == "sequential" else "sequential"
+    other = "parallel" if before["trainer"]["name"] == "sequential" else "sequential"
     longer = ("--set", "rounds=8")
     assert fedvarp("resume", finished, *longer, "--set", f"trainer={other}").code == 0
-    assert RunDirectory(finished).settings()["trainer"] == other
+    assert RunDirectory(finished).settings()["trainer"]["name"] == other
     assert "auto" not in RunDirectory(finished).settings()["trainer"]
 
 

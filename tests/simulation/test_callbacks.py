@@ -48,8 +48,7 @@ def test_the_steps_of_a_run_in_their_order() -> None:
     ]
 
 
-def test_beside_training_a_record_still_meets_its_own_model() -> None:
-    """Workers train the next cohort while they evaluate; the server has not moved by then."""
+def test_callbacks_meet_the_model_of_their_record_whoever_trains() -> None:
     models: dict[str, list[torch.Tensor]] = {"sequential": [], "parallel": []}
 
     class Keeping(Callback):

@@ -286,14 +286,15 @@ def test_what_was_chosen_is_in_the_settings_and_stays(
     monkeypatch.setattr("fedvarp.trainers.auto._TOO_SHORT", 0.0)
     run(some_digits, rounds=4, trainer="auto", workers=2, out=tmp_path)
     kept = RunDirectory(tmp_path).settings()
-    assert kept["trainer"] in ("sequential", "parallel")
-    assert "sequential" in kept["auto"]
-    assert "parallel" in kept["auto"]
+    chosen = kept["trainer"]
+    assert chosen["name"] in ("sequential", "parallel")
+    assert "sequential" in chosen["auto"]
+    assert "parallel" in chosen["auto"]
     # Had it to choose again, it would find nothing else to choose from.
-    other = {"sequential": "parallel", "parallel": "sequential"}[kept["trainer"]]
-    RunDirectory(tmp_path).write_settings({**kept, "trainer": other})
+    other = {"sequential": "parallel", "parallel": "sequential"}[chosen["name"]]
+    RunDirectory(tmp_path).write_settings({**kept, "trainer": {**chosen, "name": other}})
     found = run(some_digits, trainer="auto", workers=2, out=tmp_path, resume=True)
-    assert RunDirectory(tmp_path).settings()["trainer"] == other
+    assert RunDirectory(tmp_path).settings()["trainer"]["name"] == other
     assert bits(found) == bits(run(some_digits))
 
 
@@ -312,8 +313,8 @@ def test_the_choice_is_kept_once_the_rounds_tried_out_are(
     common: dict[str, Any] = {"trainer": "auto", "exact": False, "commit_every": 5, "out": tmp_path}
     with pytest.raises(PlugPulledError):
         run(some_digits, **common, callbacks=[pull])
-    assert RunDirectory(tmp_path).settings()["trainer"] == "auto"
-    assert "auto" not in RunDirectory(tmp_path).settings()
+    assert RunDirectory(tmp_path).settings()["trainer"]["name"] == "auto"
+    assert "auto" not in RunDirectory(tmp_path).settings()["trainer"]
     run(some_digits, **common, resume=True)
     assert RunDirectory(tmp_path).settings()["trainer"]["name"] != "auto"
 

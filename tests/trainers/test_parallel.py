@@ -195,7 +195,7 @@ def test_as_many_workers_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CORES_VARIABLE, "3")
     assert ParallelTrainer(plain()).workers == 3
     assert ParallelTrainer(plain(), workers=2).workers == 2
-    with pytest.raises(ValueError, match=r"trainer.workers=0 .* at least 1"):
+    with pytest.raises(ValueError, match=r"workers=0 .* at least 1"):
         ParallelTrainer(plain(), workers=0)
 
 

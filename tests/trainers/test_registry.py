@@ -73,7 +73,7 @@ def test_a_trainer_of_ones_own_can_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     ("changes", "message"),
     [
         ({"trainer": "paralel"}, "'paralel' is no trainer; did you mean parallel"),
-        ({"trainer": "parallel", "workers": 0}, "trainer.workers = 0 should be at least 1"),
+        ({"trainer": "parallel", "workers": 0}, "workers = 0 should be at least 1"),
         ({"trainer": "vectorised", "compile": True}, "compile.*sequential.*not 'vectorised'"),
         ({"trainer": "ray", "compile": True}, "compile.*sequential.*not 'ray'"),
     ],

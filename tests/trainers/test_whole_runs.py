@@ -110,7 +110,7 @@ def test_a_run_may_change_its_trainer_if_that_changes_no_bit(
             some_digits, rounds=rounds, trainer=trainer, workers=2, out=tmp_path, resume=True
         )
     assert found.server.w.tolist() == expected.server.w.tolist()
-    with pytest.raises(RunError, match=r"trainer = .*now vectorised"):
+    with pytest.raises(RunError, match=r"trainer.name = .*now vectorised"):
         run(some_digits, rounds=8, trainer="vectorised", out=tmp_path, resume=True)
 
 

@@ -101,7 +101,7 @@ class Simulation:
                 if record is not None and figures is not None:
                     last = log.finish(record, figures()) or last
                     why = self._why_stop(rounds, last, log.stopped, interruption)
-                    if why in ("target", "callback"):  # the cohort was trained in vain
+                    if why == "target":  # the cohort was trained in vain
                         break
                 record = self._receive(cohort, updates)
         self.model.bind(self.server.w.clone())
@@ -169,6 +169,8 @@ class Simulation:
         """An evaluation that is under way while the next cohort trains; None: there is none."""
         if record is None or not self._is_due(record, rounds):
             return None
+        if self.callbacks:
+            return None  # they are told of a round before the next one trains, and may end the run
         t = self.server.round
         changes_first = self.reclustering is not None and self.reclustering.is_due(t)
         if t >= rounds or interruption.requested or changes_first:
