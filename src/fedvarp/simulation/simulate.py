@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler
@@ -30,7 +31,7 @@ def simulate(
     local_sgd: LocalSGD,
     rounds: int,
     clients_per_round: int | ClientSampler,
-    algorithm: str | AlgorithmMaker = "fedvarp",
+    algorithm: str | AlgorithmMaker | type[Aggregator] = "fedvarp",
     seed: int = 0,
     server_optimizer: ServerOptimizer | None = None,
     table: Table | None = None,
@@ -54,7 +55,7 @@ def simulate(
         clients_per_round: M, drawn uniformly; or a sampler, which knows its own number, who is
             online and what each client counts for (`fedvarp.clients`).
         algorithm: "fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold", the import path of
-            one of your own, or a function that makes one.
+            one of your own, its class, or a function that makes it.
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
         server_optimizer: The paper's ServerSGD(lr=1) unless given.
         table: Where the table of client states lives, how rows are stored, who shares one.

@@ -49,7 +49,7 @@ class Task:
     local_sgd: LocalSGD
     rounds: int
     sampler: ClientSampler
-    algorithm: str | AlgorithmMaker
+    algorithm: str | AlgorithmMaker | type[Aggregator]
     seed: int
     server_optimizer: ServerOptimizer
     table: Table
@@ -169,6 +169,7 @@ class Task:
             clustering=clusters.changing,
             client_weights=self.client_weights,
             device=self.device,
+            fsync=self.recording.fsync,
         )
 
     def _trainer(
