@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
-from fedvarp.data.errors import MissingDataError
-from fedvarp.experiments.errors import SettingsError
+from fedvarp.data import MissingDataError
 
 from fedvarp.errors import FedvarpError, is_for_the_user, sentence, wants_tracebacks
 from fedvarp.runs.errors import RunError
 from fedvarp.server.checkpoint import CheckpointError
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.store import WriteError
 from fedvarp.trainers.worker_pool import WorkerError
 

@@ -17,7 +17,7 @@ def test_directories_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="does not exist"):
         compare([tmp_path / "nowhere"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="is a file"):
+    with pytest.raises(RunError, match="not a file of compacted runs"):
         compare([tmp_path / "file"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match="holds no run"):

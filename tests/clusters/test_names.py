@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from fedvarp.experiments.errors import SettingsError
 
 from fedvarp import ClusteredTable
 from fedvarp.clusters.names import CLUSTERS_PATTERN, clusters_by_name
 from fedvarp.data import quadratics
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
+from fedvarp.settings.problems import SettingsError
 from small_problems import planted_clusters, same_partition
 
 

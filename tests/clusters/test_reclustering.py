@@ -103,7 +103,7 @@ def test_a_resumed_run_with_changing_clusters_is_the_same_to_the_last_bit(
 
 def test_quadratics_fall_into_their_planted_clusters_at_once_and_stay_there() -> None:
     """Their gradients differ by constants, so the clusters found are right in every round."""
-    own, auto = run(8, cluster_of=None, recluster_every=None), run(8)
+    own, auto = run(8, clusters=None, recluster_every=None), run(8)
     torch.testing.assert_close(auto.server.w, own.server.w)
     table = auto.server.aggregator.table
     assert isinstance(table, ClusteredTable)
@@ -123,10 +123,10 @@ def test_clusters_are_made_before_round_0_and_every_r_rounds(
         return torch.arange(20) % 5
 
     monkeypatch.setattr(reclustering, "by_gradients", watched)
-    run(8, cluster_of="auto:5:updates")
+    run(8, clusters="auto:5:updates")
     assert rounds == [0, 3, 6]
     rounds.clear()
-    run(8, cluster_of="auto:5:updates", recluster_every=None)
+    run(8, clusters="auto:5:updates", recluster_every=None)
     assert rounds == [0]
-    run(2, cluster_of="auto:5:updates", algorithm="fedavg")
+    run(2, clusters="auto:5:updates", algorithm="fedavg")
     assert rounds == [0]  # who shares no rows needs no clusters

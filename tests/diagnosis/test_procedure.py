@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from fedvarp.experiments.errors import SettingsError
 
 from fedvarp.diagnosis import diagnose
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.runs.errors import RunError
+from fedvarp.settings.problems import SettingsError
 
 
 def test_a_run_is_measured_where_it_stands(run: Path) -> None:

@@ -26,11 +26,19 @@ def records(*accuracies: float | None) -> list[dict[str, Any]]:
     [
         ({"rounds": 3}, (0.1, 0.2), "rounds"),  # the newest round is 3
         ({"rounds": 4}, (0.1, 0.2), None),
-        ({"rounds": 4, "target_accuracy": 0.2}, (0.1, 0.2), "target"),
-        ({"rounds": 3, "target_accuracy": 0.2}, (0.1, 0.2), "target"),
-        ({"rounds": 4, "target_accuracy": 0.3}, (0.1, 0.2), None),
-        ({"rounds": 4, "target_accuracy": 0.2}, (0.2, 0.1), None),  # by the newest evaluation
-        ({"rounds": 4, "target_accuracy": 0.1}, (0.2, None), None),  # it diverged since
+        ({"rounds": 4, "evaluation": {"target_accuracy": 0.2}}, (0.1, 0.2), "target"),
+        ({"rounds": 3, "evaluation": {"target_accuracy": 0.2}}, (0.1, 0.2), "target"),
+        ({"rounds": 4, "evaluation": {"target_accuracy": 0.3}}, (0.1, 0.2), None),
+        (
+            {"rounds": 4, "evaluation": {"target_accuracy": 0.2}},
+            (0.2, 0.1),
+            None,
+        ),  # by the newest evaluation
+        (
+            {"rounds": 4, "evaluation": {"target_accuracy": 0.1}},
+            (0.2, None),
+            None,
+        ),  # it diverged since
         ({"algorithm": "fedavg"}, (0.1,), "rounds"),  # nobody says that it is to go on
         ({"rounds": 3}, (), None),  # not even the initial model is recorded
     ],
@@ -53,7 +61,7 @@ def trained(path: Path, rounds: int, exported: int | None) -> RunDirectory:
     return run
 
 
-@pytest.mark.parametrize("target", [{}, {"target_accuracy": 0.9}])
+@pytest.mark.parametrize("target", [{}, {"evaluation": {"target_accuracy": 0.9}}])
 def test_a_run_is_finished_once_its_newest_model_is_exported(
     tmp_path: Path, target: dict[str, float]
 ) -> None:
@@ -66,7 +74,7 @@ def test_a_run_is_finished_once_its_newest_model_is_exported(
 def test_how_far_a_run_is_to_go_is_for_the_caller_to_say(tmp_path: Path) -> None:
     run = trained(tmp_path, 3, exported=3)
     assert not is_finished(run, {"rounds": 4})
-    assert is_finished(run, {"rounds": 4, "target_accuracy": 0.5})
+    assert is_finished(run, {"rounds": 4, "evaluation": {"target_accuracy": 0.5}})
 
 
 def test_a_damaged_model_is_to_be_exported_again(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedvarp.runs.identity import (
 SETTINGS: dict[str, Any] = {
     "algorithm": "fedvarp",
     "rounds": 6,
-    "trainer": "sequential",
+    "trainer": {"name": "sequential", "threads": 1},
     "local_sgd": {"lr": 0.1, "schedule": {"name": "cosine"}},
     "sizes": [3, 4],
 }
@@ -37,16 +37,23 @@ def test_nested_settings_and_dotted_names_are_two_ways_to_say_the_same() -> None
 
 
 def test_what_is_none_is_not_set_and_tuples_are_lists() -> None:
-    assert differences(SETTINGS, {**SETTINGS, "sizes": (3, 4), "workers": None, "seed": None}) == []
+    assert differences(SETTINGS, {**SETTINGS, "sizes": (3, 4), "loss": None, "seed": None}) == []
 
 
 def test_a_run_is_the_same_however_long_and_whoever_trains() -> None:
     told: dict[str, Any] = {
-        "rounds": 9, "target_accuracy": 0.5, "trainer": "parallel", "workers": 2, "auto": "why"
-    }  # fmt: skip
+        "rounds": 9,
+        "evaluation.target_accuracy": 0.5,
+        "trainer.name": "parallel",
+        "trainer.workers": 2,
+        "trainer.auto": "why",
+        "recording.commit_every": 5,
+        "recording.fsync": False,
+    }
     assert told.keys() == MAY_CHANGE
-    assert differences(SETTINGS, SETTINGS | told) == []
-    assert lasting(SETTINGS | told) == lasting(SETTINGS)
+    longer = nested(flattened(SETTINGS) | told)
+    assert differences(SETTINGS, longer) == []
+    assert lasting(longer) == lasting(SETTINGS)
 
 
 def test_each_difference_is_named_with_both_values() -> None:
@@ -61,20 +68,20 @@ def test_each_difference_is_named_with_both_values() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "same"),
     [
-        ({"trainer": "sequential"}, {"trainer": "parallel"}, True),
-        ({"trainer": "sequential"}, {"trainer": "vectorised"}, False),
-        ({"trainer": "vectorised"}, {"trainer": "parallel"}, False),
-        ({"trainer": "vectorised"}, {"trainer": "vectorised"}, True),
-        ({"trainer": "vectorised"}, {"trainer": "auto"}, False),  # it might choose another
-        ({"trainer": "vectorised", "auto": "why"}, {"trainer": "auto"}, True),  # it has chosen
-        ({"trainer": "sequential", "threads": 2}, {"trainer": "parallel", "threads": 2}, False),
-        ({"trainer": "sequential", "threads": 1}, {"trainer": "parallel", "threads": 1}, True),
+        ({"name": "sequential"}, {"name": "parallel"}, True),
+        ({"name": "sequential"}, {"name": "vectorised"}, False),
+        ({"name": "vectorised"}, {"name": "parallel"}, False),
+        ({"name": "vectorised"}, {"name": "vectorised"}, True),
+        ({"name": "vectorised"}, {"name": "auto"}, False),  # it might choose another
+        ({"name": "vectorised", "auto": "why"}, {"name": "auto"}, True),  # it has chosen
+        ({"name": "sequential", "threads": 2}, {"name": "parallel", "threads": 2}, False),
+        ({"name": "sequential", "threads": 1}, {"name": "parallel", "threads": 1}, True),
     ],
 )
 def test_another_trainer_is_the_same_run_if_it_gives_the_same_bits(
     before: dict[str, Any], now: dict[str, Any], same: bool
 ) -> None:
-    assert (differences(before, now) == []) is same
+    assert (differences({"trainer": before}, {"trainer": now}) == []) is same
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
@@ -98,17 +105,17 @@ def test_settings_edited_since_the_checkpoint_are_refused_but_new_names_may_join
 @pytest.mark.parametrize(
     ("recorded", "told", "trainer"),
     [
-        ({"trainer": "vectorised", "workers": 2, "auto": "why"}, "auto", "vectorised"),
-        ({"trainer": "vectorised", "workers": 2, "auto": "why"}, "parallel", "parallel"),
-        ({"trainer": "auto"}, "auto", "auto"),
-        ({"trainer": "auto", "auto": "why it had chosen"}, "auto", "auto"),
-        ({"trainer": "vectorised"}, "auto", "auto"),  # auto has not chosen it
+        ({"name": "vectorised", "workers": 2, "auto": "why"}, "auto", "vectorised"),
+        ({"name": "vectorised", "workers": 2, "auto": "why"}, "parallel", "parallel"),
+        ({"name": "auto"}, "auto", "auto"),
+        ({"name": "auto", "auto": "why it had chosen"}, "auto", "auto"),
+        ({"name": "vectorised"}, "auto", "auto"),  # auto has not chosen it
     ],
 )
 def test_auto_is_told_once_what_it_has_chosen(
     recorded: dict[str, Any], told: str, trainer: str
 ) -> None:
-    settings = {**SETTINGS, "trainer": told}
-    going_on = with_choice_of_auto(settings, recorded)
+    settings = {**SETTINGS, "trainer": {"name": told, "exact": True}}
+    going_on = with_choice_of_auto(settings, {"trainer": recorded})
     chosen = recorded if trainer == "vectorised" else {}
-    assert going_on == {**settings, "trainer": trainer, **chosen}
+    assert going_on == {**settings, "trainer": {"name": trainer, "exact": True, **chosen}}
