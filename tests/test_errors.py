@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from fedvarp.data import MissingDataError
 
+from fedvarp.data import MissingDataError
 from fedvarp.errors import FedvarpError, is_for_the_user, sentence, wants_tracebacks
 from fedvarp.runs.errors import RunError
 from fedvarp.server.checkpoint import CheckpointError

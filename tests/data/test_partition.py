@@ -84,8 +84,6 @@ def test_the_seed_decides(how: str) -> None:
             labels,
             how,  # type: ignore[arg-type]
             num_clients=30,
-            shards_per_client=2,
-            alpha=0.3,
             seed=seed,
         )
         return [own.tolist() for own in parts]
@@ -96,7 +94,7 @@ def test_the_seed_decides(how: str) -> None:
 
 def test_pure_shards_give_one_or_two_labels() -> None:
     labels = torch.arange(1000) % 10  # shards of 10 within classes of 100
-    parts, clusters = split(labels, "shards", num_clients=50, shards_per_client=2, alpha=1, seed=0)
+    parts, clusters = split(labels, "shards", num_clients=50, shards_per_client=2, seed=0)
     for i, rows in enumerate(parts):
         held = tuple(sorted(set(labels[rows].tolist())))
         assert len(held) in (1, 2)
@@ -157,9 +155,7 @@ def test_clusters_by_main_labels() -> None:
 
 
 def test_iid_clients_form_one_cluster() -> None:
-    _, clusters = split(
-        torch.arange(20), "iid", num_clients=4, shards_per_client=1, alpha=1, seed=0
-    )
+    _, clusters = split(torch.arange(20), "iid", num_clients=4, seed=0)
     assert clusters.cluster_of.tolist() == [0, 0, 0, 0]
     assert clusters.label_sets == [()]
 
@@ -194,7 +190,5 @@ def test_impossible_requests_are_explained() -> None:
             labels,
             "random",  # type: ignore[arg-type]
             num_clients=2,
-            shards_per_client=1,
-            alpha=1,
             seed=0,
         )

@@ -115,10 +115,10 @@ def test_extremes_of_clustering() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dim": 3}, "dim=3 .* 4"),
+        ({"dim": 3}, "dim = 3 .* 4"),
         ({"num_clusters": 3}, "20 clients do not form 3 clusters"),
         ({"sigma_K2": 2.0}, "no more within clusters"),
-        ({"sigma2": -1.0}, "sigma2=-1.0 .* 0"),
+        ({"sigma2": -1.0}, "sigma2 = -1.0 .* 0"),
         ({"num_clusters": 20}, "sigma_K2 = 0, not 0.1"),
         ({"num_clusters": 1}, "With one cluster sigma_K2 is sigma_g2"),
         ({"examples_per_client": 1}, "at least two"),
@@ -185,10 +185,10 @@ def test_each_client_depends_on_seed_and_number_alone() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"alpha": -1.0}, "alpha=-1.0 .* 0"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0 .* less than 1"),
-        ({"classes": 1}, "classes=1 .* 2"),
-        ({"num_clients": 0}, "num_clients=0 .* 1"),
+        ({"alpha": -1.0}, "alpha = -1.0 .* 0"),
+        ({"test_fraction": 1.0}, "test_fraction = 1.0 .* less than 1"),
+        ({"classes": 1}, "classes = 1 .* 2"),
+        ({"num_clients": 0}, "num_clients = 0 .* 1"),
     ],
 )
 def test_logistic_arguments_out_of_bounds_are_refused(
