@@ -120,6 +120,8 @@ class Task:
         """The content of everything that changes the run's figures, as TOML can hold it."""
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del parts["recording"], parts["callbacks"]
+        if isinstance(self.trainer, ClientTrainer):  # made of the same parts as the run
+            parts["trainer"] = {"name": name_of(self.trainer)}
         return {
             **{name: plain_value(part) for name, part in parts.items()},
             "algorithm": self.algorithm_name,
