@@ -1,5 +1,4 @@
 from .build import Experiment as Experiment
-from .errors import SettingsError as SettingsError
 from .files import load_settings as load_settings
 from .settings import Settings as Settings
 from .sweep import Sweep as Sweep
