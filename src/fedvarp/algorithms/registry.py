@@ -17,6 +17,7 @@ from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.clustered import ClusteredTable
 from fedvarp.tables.registry import TABLES
 from fedvarp.tables.row_table import RowTable
@@ -95,23 +96,51 @@ def make_algorithm(
 
     Args:
         algorithm: A name in `ALGORITHMS`, the import path of something of one's own, or that
-            itself: a function of the settings, or a subclass of `Aggregator` that takes a table
-            with a row for each client, or nothing.
+            itself: a function of the settings, or a subclass of `Aggregator` whose constructor
+            needs nothing, or one table: annotated `ClusteredTable` it has a row for each cluster,
+            else one for each client.
         settings: What its table is to be like.
 
     Returns:
         A new algorithm.
 
     Raises:
-        SettingsError: There is no algorithm of that name.
+        SettingsError: There is no algorithm of that name, or it is none.
     """
-    make: Any = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
-
-    parts: list[object] = [settings]
-    if inspect.isclass(make):
-        parts = [settings.row_per_client()] if inspect.signature(make).parameters else []
-    made: Aggregator = make(*parts)
+    try:
+        make: Any = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
+    except SettingsError as error:
+        raise SettingsError(f"algorithm {error}") from None
+    usable = issubclass(make, Aggregator) if inspect.isclass(make) else callable(make)
+    made = _made(make, settings) if usable else None
+    if not isinstance(made, Aggregator):
+        raise SettingsError(
+            f"algorithm = {make!r} makes no Aggregator. Give a name, a subclass of "
+            f"fedvarp.Aggregator, or a function of fedvarp.algorithms.TableSettings that makes one."
+        )
     return made
+
+
+def _made(make: Any, settings: TableSettings) -> Any:
+    if not inspect.isclass(make):
+        return make(settings)
+    known = inspect.signature(make).parameters
+    needed = [
+        parameter
+        for parameter in known.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) > 1:
+        raise SettingsError(
+            f"algorithm = {make.__name__} needs {', '.join(part.name for part in needed)}, and "
+            f"only its table is known. Give a function that makes it from its table's settings."
+        )
+    arguments = []
+    if needed:
+        shared = "ClusteredTable" in str(needed[0].annotation)
+        arguments = [settings.row_per_cluster() if shared else settings.row_per_client()]
+    return make(*arguments)
 
 
 def fedavg(table: TableSettings) -> FedAvg:

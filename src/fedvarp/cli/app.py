@@ -112,14 +112,15 @@ def run(
     from fedvarp.experiments.files import load_settings
     from fedvarp.experiments.resuming import safe_rounds
 
-    if out is not None and not dry_run:
+    if out is not None and not dry_run and not overrides:
         _refuse_to_overwrite(out)  # before torch is loaded
     settings = load_settings(config, overrides or [])
     directory = out or Path(settings.recording.out or Path("runs") / settings.run_name)
     if dry_run:
         print_dry_run(settings, directory, data_dir, as_json)
         return
-    _refuse_to_overwrite(directory)
+    if not settings.recording.resume:
+        _refuse_to_overwrite(directory)
     from fedvarp.experiments.build import build  # not before all the above is right: it loads torch
 
     experiment = build(settings, data_dir)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 
 Figures = dict[str, float]
+FIGURES: Final = frozenset({"test_loss", "test_accuracy", "train_loss"})
+"""What an evaluation may find."""
 """What an evaluation finds, by name: "test_loss", "test_accuracy", "train_loss"."""
 
 

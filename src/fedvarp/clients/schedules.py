@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
@@ -69,17 +70,25 @@ def _made(given: Any) -> Any:
         given = {"name": given}
     if isinstance(given, Mapping):
         choice = Choice.model_validate(given)
-        return SCHEDULES.find(choice.name).model_validate(choice.options)
+        kind = SCHEDULES.find(choice.name)
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind.model_validate(choice.options)
+        return kind(**choice.options) if isinstance(kind, type) else kind
     if not callable(given):
         raise ValueError(f"= {given!r} is no schedule: a function of the round, or a name")
     return given
 
 
 def _described(schedule: Any) -> dict[str, Any]:
-    names = [name for name, kind in SCHEDULES.items() if kind is type(schedule)]
-    if names:
-        return {"name": names[0], **schedule.as_toml()}
-    return {"name": getattr(schedule, "__qualname__", type(schedule).__qualname__)}
+    """Its name, or the path it can be imported by, and its constants."""
+    kind = schedule if hasattr(schedule, "__qualname__") else type(schedule)
+    names = [name for name, known in SCHEDULES.items() if known is kind]
+    name = names[0] if names else f"{kind.__module__}:{kind.__qualname__}"
+    if isinstance(schedule, Section):
+        return {"name": name, **schedule.as_toml()}
+    if dataclasses.is_dataclass(schedule) and not isinstance(schedule, type):
+        return {"name": name, **dataclasses.asdict(schedule)}
+    return {"name": name}
 
 
 if TYPE_CHECKING:

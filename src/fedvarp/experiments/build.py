@@ -93,8 +93,8 @@ class Experiment:
             evaluation=settings.evaluation,
             recording=settings.recording.replace(
                 out=settings.recording.out if out is None else os.fspath(out),
-                resume=resume,
-                progress=progress,
+                resume=resume or settings.recording.resume,
+                progress=settings.recording.progress if progress is None else progress,
             ),
             callbacks=callbacks,
         )

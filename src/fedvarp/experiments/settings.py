@@ -21,7 +21,7 @@ from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.tables.settings import Table
-from fedvarp.trainers.settings import Trainer
+from fedvarp.trainers.settings import TRAINERS, Trainer
 
 DATASETS: Final = Registry(
     "data set",
@@ -182,6 +182,10 @@ class Settings(Section):
         Raises:
             ValidationError: An option is unknown or out of bounds.
         """
+        ALGORITHMS.load(self.algorithm, "algorithm")
+        TRAINERS.load(self.trainer.name, "trainer.name")
+        if self.loss is not None:
+            LOSSES.load(self.loss, "loss")
         sampling = self.sampling.model_copy(
             update={
                 "availability": AVAILABILITIES.complete(

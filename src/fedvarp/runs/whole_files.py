@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -19,5 +20,8 @@ def write_whole(file: Path, content: str | bytes) -> None:
         OSError: The disk is full or the place cannot be written to. The older file is as it was.
     """
     draft = file.with_name(f"{file.name}.part")
-    draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    with draft.open("wb") as opened:
+        opened.write(content.encode("utf-8") if isinstance(content, str) else content)
+        opened.flush()
+        os.fsync(opened.fileno())  # or a power failure could leave the new name without content
     draft.replace(file)

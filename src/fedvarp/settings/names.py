@@ -107,6 +107,22 @@ class Registry(dict[str, str | Maker]):
             ) from error
         return found
 
+    def load(self, name: str, where: str) -> Any:
+        """What `find` finds; what is wrong is said of a setting.
+
+        Args:
+            name: A name, or an import path.
+            where: The dotted name of the setting.
+
+        Raises:
+            ValidationError: There is no such name, or it cannot be imported; as pydantic raises it,
+                so that it is explained together with where the setting was given.
+        """
+        try:
+            return self.find(name)
+        except SettingsError as error:
+            raise _wrong(where, name, error) from None
+
     def complete(self, choice: Choice, where: str) -> Choice:
         """The choice with all its options, those that were left out at their defaults.
 
@@ -118,16 +134,15 @@ class Registry(dict[str, str | Maker]):
             ValidationError: An option is unknown or out of bounds; as pydantic raises it, so that
                 it is explained together with where the option was given.
         """
+        maker = self.load(choice.name, f"{where}.name")
+        if not (inspect.isclass(maker) or inspect.isroutine(maker)):
+            problem = ValueError(f"= {choice.name!r} is no class and no function, but {maker!r}")
+            raise _wrong(f"{where}.name", choice.name, problem)
+        options = options_of(maker)
         try:
-            options = options_of(self.find(choice.name))
             checked = options.model_validate(choice.options)
         except ValidationError as error:
             raise _below(where, error, options) from None
-        except SettingsError as error:
-            details = InitErrorDetails(
-                type="value_error", loc=(where, "name"), input=choice.name, ctx={"error": error}
-            )
-            raise ValidationError.from_exception_data(where, [details]) from None
         filled = {name: value for name, value in dict(checked).items() if value is not None}
         return Choice(name=choice.name, **filled)
 
@@ -159,6 +174,13 @@ def _hints(function: Maker) -> dict[str, Any]:
     settings = {n: a for n, a in function.__annotations__.items() if n not in {*GIVEN, "return"}}
     annotated = type("annotated", (), {"__annotations__": settings})
     return get_type_hints(annotated, globalns=function.__globals__, include_extras=True)
+
+
+def _wrong(where: str, given: object, problem: ValueError) -> ValidationError:
+    details = InitErrorDetails(
+        type="value_error", loc=tuple(where.split(".")), input=given, ctx={"error": problem}
+    )
+    return ValidationError.from_exception_data(where, [details])
 
 
 def _below(where: str, error: ValidationError, options: type[BaseModel]) -> ValidationError:

@@ -11,8 +11,14 @@ from pydantic import BaseModel, ValidationError
 _ALSO_CALLED: Final = {
     "learning_rate": "lr",
     "client_learning_rate": "lr",
-    "evaluate_every": "every",
     "dtype": "codec",
+}
+_RENAMED: Final = {
+    "evaluate_every": "evaluation.every",
+    "server_lr": "server.lr",
+    "workers": "trainer.workers",
+    "device": "trainer.device",
+    "clusters": "table.clusters",
 }
 
 
@@ -121,6 +127,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
         The end of a sentence that begins with the name.
     """
     names = sorted(set(known))
+    if _RENAMED.get(name) in names:
+        return f"is no setting; did you mean {_RENAMED[name]}?"
     own, _, last = name.rpartition(".")
     siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == own}
     anywhere = {n.rpartition(".")[2]: n for n in reversed(names)}

@@ -29,11 +29,18 @@ Record = dict[str, Any]
 
 
 class StopRun(Exception):  # noqa: N818  # it is no error
-    """Raised by a callback: the run ends after this round, which counts."""
+    """Raised by a callback in `on_evaluation` or `on_round_end`: the run ends after this round.
+
+    The round counts, and is recorded with what the callback had added before.
+    """
 
 
 class Callback:
-    """Told of each step of a run; a subclass says what it does at those it cares for."""
+    """Told of each step of a run; a subclass says what it does at those it cares for.
+
+    Callbacks are told of a round before the next one trains. So with callbacks, workers that would
+    wait for a round's last client cannot fill the time with the evaluation of the model before.
+    """
 
     def on_round_begin(self, round: int, server: Server) -> None:
         """The cohort of this round, counted from 0, is about to be drawn."""
@@ -49,6 +56,9 @@ class Callback:
 
         Returns:
             Metrics to add to the round's record; None: none.
+
+        Raises:
+            StopRun: To end the run after this round.
         """
         return None
 
@@ -68,7 +78,11 @@ class Callback:
         return None
 
     def on_run_end(self, result: SimulationResult) -> None:
-        """The run is over, for whatever reason but an error."""
+        """The run is over, for whatever reason but an error; all of it is recorded.
+
+        Args:
+            result: What `simulate` returns.
+        """
 
 
 @dataclass

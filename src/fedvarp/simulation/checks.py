@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
+from fedvarp.simulation.callbacks import Callback
 
 if TYPE_CHECKING:
     from fedvarp.simulation.task import Task
@@ -20,8 +23,18 @@ def refuse_impossible(task: Task) -> None:
         task: What was asked for; each part is right by itself.
     """
     dataset, evaluation = task.dataset, task.evaluation
-    if task.rounds < 1:
-        raise ValueError(f"rounds={task.rounds} must be at least 1.")
+
+    @checked
+    def simulate(rounds: Count, seed: Seed) -> None:
+        """Stands for the function of that name, whose numbers these are."""
+
+    simulate(task.rounds, task.seed)
+    for callback in task.callbacks:
+        if not isinstance(callback, Callback):
+            raise ValueError(
+                f"{callback!r} is no callback. Derive one from fedvarp.Callback; "
+                f"fedvarp.OnRoundEnd(function) makes one of a function of (record, server)."
+            )
     if task.table.where == "disk" and task.recording.out is None:
         raise ValueError(
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
@@ -62,6 +75,11 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
         return
     if resume:
         refuse_other_settings(directory, settings)
+        if settings["rounds"] < directory.rounds_done:
+            raise RunError(
+                f"{directory.path} has trained {directory.rounds_done} rounds already, more than "
+                f"rounds={settings['rounds']}. A shorter run needs a directory of its own."
+            )
         directory.refuse_without_checkpoint()
     else:
         raise RunError(

@@ -85,7 +85,7 @@ def plain_value(value: object) -> Any:
         entries = {str(key): plain_value(entry) for key, entry in value.items()}
         text = json.dumps(entries, sort_keys=True)
         return f"{len(entries)} entries, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain(value)
     return name_of(value)
 

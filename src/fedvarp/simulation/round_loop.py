@@ -1,4 +1,4 @@
-"""The round loop: cohort, broadcast, train, receive, commit, record, evaluate."""
+"""The round loop: cohort, broadcast, train, receive, evaluate, record, commit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.clients.evaluation import Evaluator, Figures
+from fedvarp.clients.evaluation import FIGURES, Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
@@ -106,10 +107,7 @@ class Simulation:
                 record = self._receive(cohort, updates)
         self.model.bind(self.server.w.clone())
         self.model.load_buffers(self.buffers)
-        result = SimulationResult(self.server, self.model.module, log.metrics, why)
-        for callback in self.callbacks:
-            callback.on_run_end(result)
-        return result
+        return SimulationResult(self.server, self.model.module, log.metrics, why)
 
     def _train_cohort(self) -> tuple[Cohort, RoundUpdates]:
         """Algorithm 2, lines 3 to 7, for any algorithm."""
@@ -214,14 +212,14 @@ class _Log:
     def finish(self, record: Record, figures: Mapping[str, float]) -> Record | None:
         """Completes a record and passes it on; returns it if it was evaluated."""
         record = without_nan(record | dict(figures))  # in memory as on disk
-        for callback in self._callbacks if figures else ():
-            _add(record, callback, callback.on_evaluation(figures, self._server))
         for callback in self._callbacks:
             try:
-                _add(record, callback, callback.on_round_end(record, self._server))
+                if figures:
+                    _add(record, callback, callback.on_evaluation(figures, self._server))
+                shown = MappingProxyType(record)
+                _add(record, callback, callback.on_round_end(shown, self._server))
             except StopRun:
                 self.stopped = True
-        record = without_nan(record)
         self.metrics.append(record)
         seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
         if self._keep is not None:
@@ -231,13 +229,22 @@ class _Log:
 
 
 def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None) -> None:
-    taken = record.keys() & (metrics or {}).keys()
+    """Adds a callback's metrics to a record, as plain numbers and under names of their own."""
+    who = type(callback).__name__
+    taken = (record.keys() | FIGURES) & (metrics or {}).keys()
     if taken:
         raise ValueError(
-            f"{type(callback).__name__} adds {', '.join(sorted(taken))} to the record of a round, "
-            f"where it stands already. Give its metric another name."
+            f"{who} adds {', '.join(sorted(taken))} to the record of a round, a name that is taken "
+            f"already. Give its metric another name."
         )
-    record.update(metrics or {})
+    for name, value in (metrics or {}).items():
+        try:
+            record[name] = without_nan(float(value))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{who} gives {name} = {value!r}, which is no number; a metric is one number for "
+                f"each round."
+            ) from error
 
 
 def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:

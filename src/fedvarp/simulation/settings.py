@@ -15,7 +15,7 @@ class Evaluation(Section):
     """How often the model is judged, on what, and when it is good enough."""
 
     every: Count = 10
-    """Rounds between evaluations; the last round is evaluated too."""
+    """Rounds between evaluations; the last round that was planned is evaluated too."""
     num_train_clients: Annotated[int, Field(ge=0)] | None = None
     """Clients that the training loss is averaged over; all unless given, 0 for none."""
     num_test_examples: Annotated[int, Field(ge=0)] | None = None

@@ -107,14 +107,18 @@ class Task:
                 ),
             )
             if directory is None:
-                return simulation.run(self.rounds, self.recording.progress)
-            if not directory.exists:
-                directory.create(kept)
-            what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
-            with RecordedRun(
-                directory, simulation, what, kept, self.recording, choice.write
-            ) as recorded:
-                return recorded.run(self.rounds, announce=settings is None)
+                result = simulation.run(self.rounds, self.recording.progress)
+            else:
+                if not directory.exists:
+                    directory.create(kept)
+                what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
+                with RecordedRun(
+                    directory, simulation, what, kept, self.recording, choice.write
+                ) as recorded:
+                    result = recorded.run(self.rounds, announce=settings is None)
+        for callback in self.callbacks:
+            callback.on_run_end(result)
+        return result
 
     def description(self) -> dict[str, Any]:
         """The content of everything that changes the run's figures, as TOML can hold it."""

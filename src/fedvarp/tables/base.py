@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedvarp.tables.checks import check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ class ClientTable(ABC):
             v, (d,) of the table's dtype; good until the next exchange, which reuses its memory.
 
         Raises:
-            ValueError: As for `put`, or a has not one finite number for each client. Nothing has
-                changed.
+            ValueError: As for `put`, a has not one finite number for each client, or β is none.
+                Nothing has changed.
             IndexError: A client is unknown. Nothing has changed.
         """
+        check_weights(a, beta, clients)
         y = self.get(clients).double()
         changes = [
             a_i * (delta - beta * y_i)

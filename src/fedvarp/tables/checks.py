@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fedvarp.tables.base import ClientTable
 from fedvarp.tables.largest_entries import LargestEntries
+
+if TYPE_CHECKING:
+    from fedvarp.tables.base import ClientTable
 
 
 def check_clients(clients: Tensor, num_clients: int) -> None:
@@ -76,16 +79,19 @@ def check_rows(
     return largest
 
 
-def check_weights(a: Tensor, clients: Tensor) -> None:
-    """Refuses weights a_i that do not belong to these clients.
+def check_weights(a: Tensor, beta: float, clients: Tensor) -> None:
+    """Refuses weights a_i that do not belong to these clients, and a β that is no number.
 
     Args:
         a: (M,), one finite number for each client.
+        beta: β, finite.
         clients: (M,).
 
     Raises:
-        ValueError: There are more or fewer of them, or one is NaN or infinite.
+        ValueError: There are more or fewer weights, or one of them or β is NaN or infinite.
     """
+    if not math.isfinite(beta):
+        raise ValueError(f"beta={beta} must be a finite number: 0 for FedAvg, 1 for FedVARP.")
     if a.shape != clients.shape or not bool(a.isfinite().all()):
         raise ValueError(
             f"The weights a have shape {tuple(a.shape)} for {len(clients)} clients; give one "

@@ -87,7 +87,7 @@ class ClusteredTable(ClientTable):
         a_i are equal. Where they are not, Σ a_i (Δ_i − mean Δ_i) is left, and added.
         """
         largest = check_rows(self, clients, rows, largest)
-        check_weights(a, clients)
+        check_weights(a, beta, clients)
         clusters = self._clusters(clients)
         distinct, means = _mean_by_cluster(clusters, rows)
         summed = _sum_by_cluster(a.double().cpu(), clusters, self.rows.num_clients)[distinct]

@@ -136,7 +136,7 @@ class RowTable(ClientTable):
     ) -> Tensor:
         """v and then y_i ← Δ_i in one pass over memory; see `ClientTable.exchange`."""
         largest = check_rows(self, clients, rows, largest)
-        check_weights(a, clients)
+        check_weights(a, beta, clients)
         if self._v is None:
             self._v = torch.empty(self.dim, dtype=self.dtype, device=self.device)
         a = a.to(self.device, torch.float64)
