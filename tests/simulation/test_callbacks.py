@@ -12,6 +12,7 @@ import torch
 import fedvarp
 from fedvarp import Callback, Evaluation, Recording, Server, SimulationResult, StopRun
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from small_federation import SGD, dataset, linear, run, seeded
 
 
@@ -114,3 +115,75 @@ def test_sections_are_what_simulate_takes(tmp_path: Path) -> None:
     )
     assert [r["round"] for r in short.metrics if "train_loss" in r] == [0, 2, 3]
     assert RunDirectory(tmp_path).settings()["evaluation"] == {"every": 2}
+
+
+def test_an_evaluation_may_end_the_run_too() -> None:
+    class GoodEnough(Callback):
+        def on_evaluation(self, figures: Mapping[str, float], server: Server) -> None:
+            if server.round == 2:
+                raise StopRun("good enough")
+
+    stopped = run(rounds=7, evaluate_every=1, callbacks=[GoodEnough()])
+    assert (stopped.stopped, stopped.server.round) == ("callback", 2)
+
+
+def test_tensors_are_metrics_and_lists_are_not() -> None:
+    class Giving(Callback):
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def on_round_end(self, record: Mapping[str, Any], server: Server) -> Mapping[str, float]:
+            return {"mine": self.value}
+
+    assert run(rounds=1, callbacks=[Giving(torch.tensor(2.5))]).final("mine") == 2.5
+    with pytest.raises(ValueError, match=r"Giving gives mine = \[1\], which is no number"):
+        run(rounds=1, callbacks=[Giving([1])])
+
+
+def test_the_end_of_a_resumed_run_shows_all_of_it(tmp_path: Path) -> None:
+    class Keeping(Callback):
+        result: SimulationResult | None = None
+
+        def on_run_end(self, result: SimulationResult) -> None:
+            assert RunDirectory(tmp_path).has_the_newest_model
+            self.result = result
+
+    run(rounds=2, out=tmp_path)
+    keeping = Keeping()
+    found = run(rounds=4, out=tmp_path, resume=True, callbacks=[keeping])
+    assert keeping.result is found
+    assert [record["round"] for record in found.metrics] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_no_callback_is_refused_before_the_first_round() -> None:
+    with pytest.raises(ValueError, match=r"no callback.*OnRoundEnd"):
+        fedvarp.simulate(
+            dataset(),
+            seeded(linear),
+            local_sgd=SGD,
+            rounds=1,
+            clients_per_round=2,
+            callbacks=[print],  # type: ignore[list-item]
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"rounds": 2.5}, "simulate: rounds = 2.5 should be a whole number"),
+        ({"rounds": True}, "simulate: rounds = True"),
+        ({"seed": -1}, "simulate: seed = -1 should be at least 0"),
+    ],
+)
+def test_numbers_of_simulate_are_checked_like_those_of_files(
+    wrong: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        run(**({"rounds": 1} | wrong))
+
+
+def test_a_run_cannot_be_resumed_to_be_shorter(tmp_path: Path) -> None:
+    run(rounds=3, out=tmp_path)
+    with pytest.raises(RunError, match=r"3 rounds already.*directory of its own"):
+        run(rounds=2, out=tmp_path, resume=True)
+    assert RunDirectory(tmp_path).settings()["rounds"] == 3

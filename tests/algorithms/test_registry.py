@@ -1,0 +1,68 @@
+"""How algorithms are made: by name, by import path, by their class, by a function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedvarp import Aggregator, ClusterFedVARP, FedAvg, FedVARP, RoundUpdates
+from fedvarp.algorithms import TableSettings
+from fedvarp.algorithms.registry import make_algorithm
+from fedvarp.settings.problems import SettingsError
+
+SETTINGS = TableSettings(num_clients=4, dim=3, cluster_of=torch.tensor([0, 0, 1, 1]))
+
+
+class Decayed(Aggregator):
+    """Needs no table; its one parameter has a default."""
+
+    def __init__(self, decay: float = 0.5) -> None:
+        self.decay = decay
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        return self.decay * updates.average(updates.deltas)
+
+
+class Demanding(Decayed):
+    def __init__(self, table: object, decay: float) -> None:
+        super().__init__(decay)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "rows"),
+    [
+        ("fedavg", FedAvg, None),
+        ("cluster_fedvarp", ClusterFedVARP, 2),
+        ("fedvarp:ClusterFedVARP", ClusterFedVARP, 2),
+        (ClusterFedVARP, ClusterFedVARP, 2),
+        (FedVARP, FedVARP, 4),
+        (Decayed, Decayed, None),
+        (lambda table: FedVARP(table.row_per_client()), FedVARP, 4),
+    ],
+)
+def test_an_algorithm_gets_the_table_it_is_made_for(
+    algorithm: object, kind: type[Aggregator], rows: int | None
+) -> None:
+    made = make_algorithm(algorithm, SETTINGS)  # type: ignore[arg-type]
+    assert type(made) is kind
+    found = None if made.table is None else made.table.tables()[0].num_clients
+    assert found == rows
+    if isinstance(made, Decayed):
+        assert made.decay == 0.5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("fedvrp", "algorithm = 'fedvrp' is no algorithm; did you mean fedvarp"),
+        ("fedvarp:FedVRAP", "algorithm = .*cannot be imported"),
+        (FedAvg(), "makes no Aggregator"),
+        (nn.Linear, "makes no Aggregator"),
+        (lambda table: 3, "makes no Aggregator"),
+        (Demanding, "needs table, decay.*Give a function"),
+    ],
+)
+def test_what_makes_no_algorithm_is_refused_with_the_way_out(wrong: object, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        make_algorithm(wrong, SETTINGS)  # type: ignore[arg-type]
