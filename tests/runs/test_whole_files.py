@@ -32,12 +32,10 @@ def test_what_fails_half_way_leaves_the_older_file_alone(
     file = tmp_path / "config.toml"
     write_whole(file, "older")
 
-    def write_half(draft: Path, content: bytes) -> int:
-        with draft.open("wb") as opened:
-            opened.write(content[: len(content) // 2])
+    def refuse(descriptor: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "write_bytes", write_half)
+    monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(OSError, match="disk full"):
         write_whole(file, "newer")
     assert file.read_text() == "older"

@@ -276,7 +276,7 @@ def test_unequal_client_weights_change_the_objective() -> None:
     [
         ({"clients_per_round": 101}, "101"),
         ({"clients_per_round": None}, "how many clients take part.*or give a sampler"),
-        ({"rounds": 0}, "rounds=0 must be at least 1"),
+        ({"rounds": 0}, "rounds = 0 should be at least 1"),
         ({"evaluate_every": 0}, "every = 0 should be at least 1"),
         ({"commit_every": 0}, "commit_every = 0 should be at least 1"),
         ({"algorithm": "fedprox"}, "'fedprox' is no algorithm; there are fedavg, fedvarp"),
