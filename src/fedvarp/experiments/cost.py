@@ -97,8 +97,8 @@ def estimate(experiment: Experiment) -> Estimate:
         rows=rows,
         whose_rows="cluster" if settings.algorithm == "cluster_fedvarp" else "client",
         table_bytes={
-            dtype: rows * codec_named(dtype).row_bytes(flat.dim) + 8 * flat.dim
-            for dtype in CODEC_NAMES
+            codec: rows * codec_named(codec).row_bytes(flat.dim) + 8 * flat.dim
+            for codec in CODEC_NAMES
             if rows
         },
         bytes_down=settings.clients_per_round * aggregator.vectors_down * 4 * flat.dim,
