@@ -9,11 +9,12 @@ import sys
 import pytest
 
 from fedvarp import ClusteredTable
-from fedvarp.clusters.names import CLUSTERS_PATTERN, clusters_by_name
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.data import quadratics
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.settings.problems import SettingsError
+from fedvarp.tables.settings import CLUSTERS_PATTERN
 from small_problems import planted_clusters, same_partition
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from fedvarp.tables.settings import CLUSTERS_PATTERN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedvarp.data.federated_dataset import FederatedDataset
-
-CLUSTERS_PATTERN: Final = r"^(own|labels|auto:[1-9]\d*(:updates)?)$"
-"""All names of clusters."""
 
 
 @dataclass(frozen=True, eq=False)

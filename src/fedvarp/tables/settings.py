@@ -14,7 +14,8 @@ CodecName = Literal["float32", "bfloat16", "float16", "int8"]
 CODEC_NAMES: Final[tuple[str, ...]] = get_args(CodecName)
 """How rows can be stored."""
 
-_CLUSTERS: Final = re.compile(r"^(own|labels|auto:[1-9]\d*(:updates)?)$")
+CLUSTERS_PATTERN: Final = r"^(own|labels|auto:[1-9]\d*(:updates)?)$"
+"""The names of clusters that settings may use."""
 
 
 class Table(Section):
@@ -39,7 +40,7 @@ class Table(Section):
     @classmethod
     def _known_name_or_numbers(cls, value: Any) -> Any:
         if value is None or isinstance(value, str):
-            if value is not None and not _CLUSTERS.match(value):
+            if value is not None and not re.match(CLUSTERS_PATTERN, value):
                 raise ValueError(
                     f"= {value!r} is not one of own, labels, auto:K and auto:K:updates, K from 1 on"
                 )
