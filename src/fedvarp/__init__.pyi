@@ -31,7 +31,6 @@ from .server import Server as Server
 from .server import ServerMomentum as ServerMomentum
 from .server import ServerOptimizer as ServerOptimizer
 from .server import ServerSGD as ServerSGD
-from .server import Steady as Steady
 from .settings.problems import SettingsError as SettingsError
 from .simulation import Callback as Callback
 from .simulation import Evaluation as Evaluation

@@ -19,7 +19,7 @@ class Reply:
 
     Attributes:
         client: Its number.
-        delta: (d,), (w − w_i) / (η_c τ_i).
+        delta: (d,), (w − w_i) / η_c, the sum of its local gradients.
         num_steps: τ_i, as the client counts them.
         num_examples: How many examples it holds.
     """
@@ -34,27 +34,34 @@ class Reply:
 class RoundUpdates:
     """What came back in one round. Row m belongs to clients[m]; who dropped out has no row.
 
+    An update is what a client's model moved by, over the round's rate: Δ_i = (w − w_i) / η_c(t),
+    the sum of its local gradients. The mean of the Δ_i times the scale then takes w to the mean of
+    the clients' models, whatever their numbers of steps, and rows of earlier rounds stay comparable
+    when the rate decays. Where steps are normalised (`LocalSGD.normalise_steps`) Δ_i is divided by
+    τ_i too, and the scale holds the mean τ of all clients in its place.
+
     >>> updates = RoundUpdates(
     ...     clients=torch.tensor([3, 8]),
     ...     deltas=torch.tensor([[1.0, 0.0], [3.0, 2.0]]),
     ...     num_steps=torch.tensor([10, 10]),
     ...     num_examples=torch.tensor([50, 50]),
-    ...     scale=0.1 * 10,
+    ...     scale=0.1,
     ... )
     >>> updates.average(updates.deltas)
     tensor([2., 1.])
     """
 
     clients: Tensor  # (M,) int64, distinct
-    deltas: Tensor  # (M, d) float32, (w - w_i) / (eta_c * tau_i): Algorithm 1, line 6
+    deltas: Tensor  # (M, d) float32, (w - w_i) / eta_c(t): Algorithm 1, line 6
     num_steps: Tensor  # (M,) int64, tau_i as counted, not as planned
     num_examples: Tensor  # (M,) int64
-    scale: float  # eta_c * mean tau: how far clients walked per unit of delta
+    scale: float  # eta_c(t): how far w moves per unit of delta
     weights: Tensor | None = None  # (M,) p_i / pi_i for non-uniform sampling; None: 1/M each
     refused: Mapping[int, str] = field(default_factory=dict)  # whose reply was no use, and why
     losses: Mapping[int, float] = field(default_factory=dict)  # client: its mean local loss
     buffers: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)  # no vector: see
     # FlatModel; kept beside the updates, by client
+    num_gradients: Tensor | None = None  # (M,) how many gradients a row adds up; None: num_steps
     measured: LargestEntries | None = None  # of deltas, if whoever made them has looked at them
 
     @classmethod
@@ -97,7 +104,7 @@ class RoundUpdates:
             deltas=deltas,
             num_steps=steps,
             num_examples=torch.tensor([reply.num_examples for reply in kept], dtype=torch.int64),
-            scale=client_lr * (steps.double().mean().item() if kept else 1.0),
+            scale=client_lr,
             refused={c: why for c, why in refused.items() if c not in good},
             measured=measured,
         )
@@ -122,16 +129,22 @@ class RoundUpdates:
         return self.averaging_weights.to(rows) @ rows
 
     @property
+    def gradient_counts(self) -> Tensor:
+        """(M,) float64, how many gradients each row of `deltas` adds up."""
+        return (self.num_steps if self.num_gradients is None else self.num_gradients).double()
+
+    @property
+    def mean_gradients(self) -> Tensor:
+        """(M, d), the mean of each client's local gradients, (w − w_i) / (η_c τ_i)."""
+        return self.deltas / self.gradient_counts.to(self.deltas).unsqueeze(1)
+
+    @property
     def largest_entries(self) -> LargestEntries:
         """Those of `deltas`: `measured` while it holds for them, else found by reading them."""
         return LargestEntries.of(self.deltas, self.measured)
 
     def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
         """The round as if only some of the clients had answered.
-
-        `scale` goes with the mean number of steps: it becomes what it would have been had the
-        others never answered where a step is as long as any other. With client momentum or a rate
-        that differs between steps or clients it is an estimate: single walks are not known here.
 
         Args:
             positions: Which rows to keep, in this order.
@@ -142,14 +155,14 @@ class RoundUpdates:
         """
         largest = self.largest_entries.values
         at = torch.tensor(positions, dtype=torch.int64)
-        steps, deltas = self.num_steps[at], self.deltas[at.to(self.deltas.device)]
+        deltas, counts = self.deltas[at.to(self.deltas.device)], self.num_gradients
         return replace(
             self,
             clients=self.clients[at],
             deltas=deltas,
-            num_steps=steps,
+            num_steps=self.num_steps[at],
             num_examples=self.num_examples[at],
-            scale=self.scale * _mean_ratio(steps, self.num_steps),
+            num_gradients=None if counts is None else counts[at],
             weights=None if self.weights is None else self.weights[at],
             refused={**self.refused, **refused},
             measured=LargestEntries.known([largest[p] for p in positions], deltas),
@@ -185,15 +198,17 @@ class RoundUpdates:
             raise ValueError(
                 "RoundUpdates.weights must hold one finite number for each client that answered."
             )
+        counts = self.num_gradients
+        if counts is not None and not (
+            tuple(counts.shape) == (size,) and bool(((counts > 0) & counts.isfinite()).all())
+        ):
+            raise ValueError(
+                "RoundUpdates.num_gradients must hold one positive number for each client that "
+                "answered: how many gradients its row of deltas adds up."
+            )
         refuse_duplicates(self.clients, "RoundUpdates.clients")
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(
-                f"RoundUpdates.scale is {self.scale}; it is client_lr times the mean number of "
-                f"local steps, a positive number."
+                f"RoundUpdates.scale is {self.scale}; it is the client rate of the round, a "
+                f"positive number."
             )
-
-
-def _mean_ratio(some: Tensor, all_: Tensor) -> float:
-    if len(some) == 0:
-        return 1.0
-    return float(some.double().mean() / all_.double().mean())

@@ -35,13 +35,14 @@ class Scaffold(Aggregator):
         return self.c.get(clients).neg_().add_(self.c.mean())
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
-        """v = 1/M Σ_{i∈S} Δ_i, and c_i ← c_i − c + Δ_i (their equation 4, option II).
+        """v = 1/M Σ_{i∈S} Δ_i, and c_i ← c_i − c + Δ_i / τ_i (their equation 4, option II).
 
-        Δ_i holds the correction: it is the mean of g_i + c − c_i over the local steps.
+        Δ_i holds the correction: it is the sum of g_i + c − c_i over the local steps. Variates are
+        means of gradients, whatever the number of steps.
         """
-        S, delta = updates.clients, updates.deltas
-        self.c.put(S, delta - self.corrections(S))
-        return updates.average(delta)
+        S = updates.clients
+        self.c.put(S, updates.mean_gradients - self.corrections(S))
+        return updates.average(updates.deltas)
 
     @property
     def table(self) -> ClientTable:

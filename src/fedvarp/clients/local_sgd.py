@@ -34,20 +34,52 @@ class LocalSGD(Section):
     weight_decay: NotNegative = 0.0
     """λ: adds λ w to each gradient."""
     momentum: Momentum = 0.0
-    """Heavy-ball momentum, from zero in each round. The walk then counts each gradient as often as
-    momentum repeats it, so that an update stays an average of gradients."""
+    """Heavy-ball momentum, from zero in each round."""
     clip_norm: Positive | None = None
     """The longest gradient of a batch; longer ones are shortened to it."""
     schedule: ScheduleSetting = Constant()
     """How the rate changes from round to round: constant, exponential, cosine, or your own."""
     step_decay: Decay = 1.0
     """Multiplies the rate after each step within a round."""
+    normalise_steps: bool = False
+    """Whether an update is divided by the client's number of steps (FedNova), so that each client
+    counts the same; if not, clients count by their steps, as in FedAvg."""
 
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give one of epochs and steps")
         return self
+
+    def rate(self, round: int) -> float:
+        """The client rate η_c(t) with which a round begins.
+
+        Args:
+            round: t, from 0.
+        """
+        return self.lr * self.schedule(round)
+
+    def num_gradients(self, num_steps: int) -> float:
+        """How many gradients a walk of some steps adds up, in units of η_c(t): τ_i in the paper.
+
+        Momentum repeats a gradient in later steps, and `step_decay` shortens them; a gradient then
+        counts by what it moves the model in all (FedNova's ‖a_i‖₁). Without either it is the number
+        of steps.
+
+        >>> LocalSGD(lr=0.1, batch_size=64, epochs=5).num_gradients(20)
+        20.0
+        >>> LocalSGD(lr=0.1, batch_size=64, steps=2, momentum=0.5).num_gradients(2)  # 1 + 1.5
+        2.5
+
+        Args:
+            num_steps: How many steps the client takes.
+        """
+        total, repeated, decay = 0.0, 0.0, 1.0
+        for _ in range(num_steps):
+            repeated = self.momentum * repeated + 1
+            total += decay * repeated
+            decay *= self.step_decay
+        return total
 
     def batch_sizes(self, num_examples: int) -> list[int]:
         """How many examples each of a client's steps reads."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
-from fedvarp.data.federated_dataset import Augmentation, Examples
+from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.largest_entries import LargestEntries
@@ -26,9 +26,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class LocalResult:
     """What local training leaves behind."""
 
-    delta: Tensor  # (d,), (w - w_i) / walk
-    num_steps: int  # tau_i, counted
-    walk: float  # how far it went per unit of gradient: eta_c * tau_i at a constant rate
+    delta: Tensor  # (d,), (w - w_i) / eta_c(t), and by tau_i where steps are normalised
+    num_steps: int  # counted
+    num_gradients: float  # how many gradients delta adds up: tau_i, or 1 where normalised
     mean_loss: float  # over the steps, each batch before its step
     num_examples: int
     magnitude: float  # the largest absolute value in delta, NaN if it holds one
@@ -72,8 +72,7 @@ def train(
     gradient = torch.empty_like(w)
     velocity = torch.zeros_like(w) if local_sgd.momentum else None
     total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
-    rate, walk, num_steps = local_sgd.lr * local_sgd.schedule(round), 0.0, 0
-    momentum_so_far = 0.0  # what a constant gradient of 1 would have made the velocity
+    rate, num_steps = local_sgd.rate(round), 0
     augmenting = None if augment is None else stream(seed, "augment", round, client)
     model.bind(local, gradient)
     x, y = laid_out(examples[0], model), examples[1]
@@ -91,19 +90,62 @@ def train(
                 total_loss += batch_loss.detach()
             step = direction(local_sgd, gradient, local, velocity, correction)
             local.add_(step, alpha=-rate)  # line 4
-            momentum_so_far = local_sgd.momentum * momentum_so_far + 1
-            walk += rate * momentum_so_far
             num_steps += 1
             rate *= local_sgd.step_decay
-    delta = (w - local).div_(walk)  # line 6
+    num_gradients, divisor = units(local_sgd, round, num_steps)
+    delta = (w - local).div_(divisor)  # line 6, where the paper divides by τ as well
     return LocalResult(
         delta=delta,
         num_steps=num_steps,
-        walk=walk,
+        num_gradients=num_gradients,
         mean_loss=float(total_loss) / num_steps,
         num_examples=len(x),
         magnitude=LargestEntries.of(delta.unsqueeze(0)).values[0],
     )
+
+
+def units(local_sgd: LocalSGD, round: int, num_steps: int) -> tuple[float, float]:
+    """What an update is measured in: the sum of a client's gradients, or their mean.
+
+    Args:
+        local_sgd: The settings.
+        round: t.
+        num_steps: How many steps the client took.
+
+    Returns:
+        How many gradients its update adds up, and what w − w_i is divided by.
+    """
+    rate, num_gradients = local_sgd.rate(round), local_sgd.num_gradients(num_steps)
+    return (1.0, rate * num_gradients) if local_sgd.normalise_steps else (num_gradients, rate)
+
+
+def mean_steps(local_sgd: LocalSGD, dataset: FederatedDataset) -> float:
+    """τ̄ of the server's step η_s η_c(t) τ̄ v, the same in all rounds of a run.
+
+    Args:
+        local_sgd: The settings.
+        dataset: Whose clients take these steps.
+
+    Returns:
+        The mean over all clients of τ_i where updates are divided by it, else 1.
+
+    Raises:
+        ValueError: It cannot be known without loading every client.
+    """
+    if not local_sgd.normalise_steps:
+        return 1.0
+    if local_sgd.steps is not None:
+        return local_sgd.num_gradients(local_sgd.steps)
+    if dataset.num_examples is None:
+        raise ValueError(
+            "normalise_steps steps the server by the mean number of local steps over all clients, "
+            "which follows from the sizes of their data. Give FederatedDataset(num_examples=…), or "
+            "the same number of steps to every client: LocalSGD(steps=…)."
+        )
+    sizes, clients = torch.unique(dataset.num_examples, return_counts=True)
+    taken = [local_sgd.num_gradients(len(local_sgd.batch_sizes(n))) for n in sizes.tolist()]
+    total = clients.double() @ torch.tensor(taken, dtype=torch.float64)
+    return float(total) / dataset.num_clients
 
 
 def batches(

@@ -33,7 +33,7 @@ from fedvarp.experiments.settings import (
 )
 from fedvarp.models import initialised
 from fedvarp.processes import keep_freed_memory
-from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD, Steady
+from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.round_loop import SimulationResult
@@ -181,10 +181,9 @@ def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
 
 
 def _server_optimizer(server: ServerStep) -> ServerOptimizer:
-    chosen: ServerOptimizer = ServerSGD(server.lr)
     if server.momentum:
-        chosen = ServerMomentum(server.lr, server.momentum)
-    return Steady(chosen) if server.step == "steady" else chosen
+        return ServerMomentum(server.lr, server.momentum)
+    return ServerSGD(server.lr)
 
 
 def _sizes(dataset: FederatedDataset) -> Tensor:  # (N,) float64

@@ -15,7 +15,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.schedules import Constant
 from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
@@ -82,8 +81,6 @@ class ServerStep(Section):
     """The server learning rate η_s (paper: 1.0)."""
     momentum: Momentum = 0.0
     """Heavy-ball momentum on the server."""
-    step: Literal["steady"] | None = None
-    """"steady": as long as clients of all rounds so far walked on average; else of this round."""
 
 
 class Sampling(Section):
@@ -162,15 +159,6 @@ class Settings(Section):
             raise ValueError(
                 f'model = "{self.model.name}" cannot read data = "{self.data.name}", which goes '
                 f"with {' or '.join(fitting)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _steady_at_one_rate(self) -> Self:
-        if self.server.step is not None and not isinstance(self.local_sgd.schedule, Constant):
-            raise ValueError(
-                'server.step = "steady" is a mean over all rounds, which lags behind a changing '
-                "client rate; it goes with a constant local_sgd.schedule"
             )
         return self
 

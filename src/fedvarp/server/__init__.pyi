@@ -4,7 +4,6 @@ from .flat_model import FlatModel as FlatModel
 from .optimizers import ServerMomentum as ServerMomentum
 from .optimizers import ServerOptimizer as ServerOptimizer
 from .optimizers import ServerSGD as ServerSGD
-from .optimizers import Steady as Steady
 from .server import Broadcast as Broadcast
 from .server import RoundReport as RoundReport
 from .server import Server as Server

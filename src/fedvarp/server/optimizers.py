@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.tables.blocks import blocks, longest_block
-
-_INNER: Final = "inner/"  # before the names of what an optimiser within another remembers
 
 
 class ServerOptimizer(ABC):
@@ -23,8 +20,9 @@ class ServerOptimizer(ABC):
 
         Args:
             w: (d,), the model.
-            v: (d,), the direction, per unit of client walk; may be overwritten.
-            scale: How far the clients walked, η_c times the mean number of local steps.
+            v: (d,), the direction, over the client rate; may be overwritten.
+            scale: The client rate η_c(t) of the round; times the mean number of local steps where
+                updates are divided by theirs.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:
@@ -72,7 +70,7 @@ def _positive(lr: float) -> float:
 
 
 class ServerSGD(ServerOptimizer):
-    """The paper's server step, w ← w − η_s η_c τ v.
+    """The paper's server step, w ← w − η_s η_c(t) v (its v is divided by τ, and its step has τ).
 
     Args:
         lr: η_s, above zero.
@@ -96,8 +94,7 @@ class ServerSGD(ServerOptimizer):
 class ServerMomentum(ServerOptimizer):
     """Heavy-ball momentum on the server: u ← β u + v, w ← w − η_s · scale · u.
 
-    u stays per unit of client walk, so that a decaying client rate does not leave old, long steps
-    in it.
+    u stays over the client rate, so that a decaying rate does not leave old, long steps in it.
 
     Args:
         lr: η_s, above zero.
@@ -132,57 +129,3 @@ class ServerMomentum(ServerOptimizer):
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""
         return {"optimizer": "momentum", "server_lr": self.lr, "server_momentum": self.beta}
-
-
-class Steady(ServerOptimizer):
-    """Another optimiser's steps, each as long as clients walk on average over all rounds so far.
-
-    The number of local steps differs between clients that hold more or less data, and so does its
-    mean from one small cohort to the next. FedVARP's v stands for all clients: how much data this
-    round's happened to hold is no reason to go further along it. Where all clients take equally
-    many steps, nothing changes, to the bit. For a constant client rate: the mean would lag behind a
-    schedule.
-
-    Args:
-        inner: The other optimiser.
-
-    >>> steady, w = Steady(ServerSGD(lr=1.0)), torch.zeros(1)
-    >>> steady.step(w, torch.ones(1), scale=2.0)
-    >>> w
-    tensor([-2.])
-    >>> steady.step(w, torch.ones(1), scale=4.0)  # their mean is 3
-    >>> w
-    tensor([-5.])
-    """
-
-    def __init__(self, inner: ServerOptimizer) -> None:
-        self.inner = inner
-        self._mean = 0.0
-        self._rounds = 0
-
-    def step(self, w: Tensor, v: Tensor, scale: float) -> None:
-        """The inner step at the mean of all scales, this one included."""
-        self._rounds += 1
-        self._mean += (scale - self._mean) / self._rounds  # of equal scales, exactly that scale
-        self.inner.step(w, v, self._mean)
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """The mean and how many rounds it is of, beside what the inner one remembers."""
-        of_inner = {f"{_INNER}{name}": part for name, part in self.inner.state_dict().items()}
-        if self._rounds == 0:
-            return of_inner
-        return {"steady": torch.tensor([self._mean, self._rounds], dtype=torch.float64), **of_inner}
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes both back."""
-        own = tensors.get("steady")
-        of_inner = {name: part for name, part in tensors.items() if name.startswith(_INNER)}
-        self.inner.load_state_dict(
-            {name.removeprefix(_INNER): part for name, part in of_inner.items()}
-        )
-        self._mean = 0.0 if own is None else float(own[0])
-        self._rounds = 0 if own is None else int(own[1])
-
-    def describe(self) -> Mapping[str, object]:
-        """Those of the inner one, and that steps are steady."""
-        return {**self.inner.describe(), "server_step": "steady"}

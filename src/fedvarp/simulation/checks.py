@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedvarp.clients.local_training import mean_steps
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
@@ -39,6 +40,7 @@ def refuse_impossible(task: Task) -> None:
         raise ValueError(
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
         )
+    mean_steps(task.local_sgd, dataset)
     clusters = task.table.clusters
     if isinstance(clusters, tuple) and len(clusters) != dataset.num_clients:
         raise ValueError(

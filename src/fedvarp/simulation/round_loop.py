@@ -63,6 +63,7 @@ class Simulation:
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
     title: str
+    mean_steps: float = 1.0  # the server's step is this much longer: see `mean_steps` of clients
     reclustering: Reclustering | None = None  # for clusters that follow the gradients
 
     def run(
@@ -122,7 +123,16 @@ class Simulation:
         if self.buffers:
             broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
         updates = self.trainer.train(broadcast, answering.clients, t)  # lines 5 to 7: Δ_i
-        return cohort, _weighted(updates, answering)
+        return cohort, self._for_the_server(updates, answering)
+
+    def _for_the_server(self, updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
+        """What clients do not know of each other: their weights, and how many steps all take."""
+        if cohort.weights is not None:
+            weight_of = dict(zip(cohort.clients.tolist(), cohort.weights.tolist(), strict=True))
+            weights = [weight_of[client] for client in updates.clients.tolist()]
+            weighted = torch.tensor(weights, dtype=torch.float64)
+            updates = dataclasses.replace(updates, weights=weighted)
+        return dataclasses.replace(updates, scale=updates.scale * self.mean_steps)
 
     def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
         """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
@@ -245,11 +255,3 @@ def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None
                 f"{who} gives {name} = {value!r}, which is no number; a metric is one number for "
                 f"each round."
             ) from error
-
-
-def _weighted(updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
-    if cohort.weights is None:
-        return updates
-    weight_of = dict(zip(cohort.clients.tolist(), cohort.weights.tolist(), strict=True))
-    weights = [weight_of[client] for client in updates.clients.tolist()]
-    return dataclasses.replace(updates, weights=torch.tensor(weights, dtype=torch.float64))

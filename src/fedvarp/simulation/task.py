@@ -15,7 +15,7 @@ from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.local_training import Loss
+from fedvarp.clients.local_training import Loss, mean_steps
 from fedvarp.clients.sampling import ClientSampler
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
@@ -102,6 +102,7 @@ class Task:
                 callbacks=self.callbacks,
                 buffers=flat.buffers(),
                 title=self.algorithm_name,
+                mean_steps=mean_steps(self.local_sgd, self.dataset),
                 reclustering=reclustering(
                     clusters, aggregator, self.dataset, flat, self.loss, self.local_sgd, self.seed
                 ),

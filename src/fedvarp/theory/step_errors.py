@@ -246,4 +246,4 @@ def _update(gradients: ClientGradients, client: int, key: int) -> Tensor | None:
         client=client,
         augment=gradients.dataset.augment,
     )
-    return None if result.diverged else result.delta.double()
+    return None if result.diverged else result.delta.double() / result.num_gradients

@@ -102,7 +102,7 @@ class ParallelTrainer(ClientTrainer):
             if broadcast.buffers
         }
         results = {client: shared.read_result(slot) for client, slot in slot_of.items()}
-        return gather(results, buffers, broadcast.w)
+        return gather(results, buffers, broadcast.w, self._plain.local_sgd.rate(round))
 
     def evaluation(
         self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]

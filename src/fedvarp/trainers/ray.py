@@ -94,7 +94,8 @@ class RayTrainer(ClientTrainer):
             return actor.train.remote(common, client, corrections.get(client), round)
 
         done = actors.run(self.dataset.largest_first(clients.tolist()), submit, round)
-        return combine([done[client] for client in clients.tolist()], broadcast.w)
+        singles = [done[client] for client in clients.tolist()]
+        return combine(singles, broadcast.w, self.local_sgd.rate(round))
 
     def close(self) -> None:
         """Ends the actors, and the cluster if it was started here."""
@@ -137,12 +138,13 @@ class RayTrainer(ClientTrainer):
         self._own_connection = True
 
 
-def combine(singles: list[RoundUpdates], w: Tensor) -> RoundUpdates:
+def combine(singles: list[RoundUpdates], w: Tensor, rate: float) -> RoundUpdates:
     """Makes one round's updates from those of single clients, in the given order.
 
     Args:
         singles: The updates of one client each; one that was refused has no row.
         w: (d,), for the type and device of the rows.
+        rate: η_c of the round.
 
     Returns:
         The updates that a trainer would give for all of these clients at once.
@@ -154,7 +156,8 @@ def combine(singles: list[RoundUpdates], w: Tensor) -> RoundUpdates:
         deltas=torch.cat([w.new_empty(0, len(w)), *(s.deltas.to(w.device) for s in kept)]),
         num_steps=torch.cat([none, *(single.num_steps for single in kept)]),
         num_examples=torch.cat([none, *(single.num_examples for single in kept)]),
-        scale=sum(single.scale for single in kept) / len(kept) if kept else 1.0,
+        num_gradients=torch.cat([none.double(), *(single.gradient_counts for single in kept)]),
+        scale=rate,
         refused={client: why for s in singles for client, why in s.refused.items()},
         losses={client: loss for s in singles for client, loss in s.losses.items()},
         buffers={

@@ -55,7 +55,7 @@ class SequentialTrainer(ClientTrainer):
             )
             if broadcast.buffers:
                 buffers[client] = self.model.buffers()
-        return gather(results, buffers, broadcast.w)
+        return gather(results, buffers, broadcast.w, self.local_sgd.rate(round))
 
     def train_one(
         self,
@@ -110,7 +110,10 @@ def corrections_by_client(broadcast: Broadcast) -> dict[int, Tensor]:
 
 
 def gather(
-    results: Mapping[int, LocalResult], buffers: Mapping[int, Mapping[str, Tensor]], w: Tensor
+    results: Mapping[int, LocalResult],
+    buffers: Mapping[int, Mapping[str, Tensor]],
+    w: Tensor,
+    rate: float,
 ) -> RoundUpdates:
     """Puts the results of a round's clients together, copied and stacked.
 
@@ -118,6 +121,7 @@ def gather(
         results: By client, in the order of the round.
         buffers: By client; empty for a model without buffers.
         w: (d,), for the type and device of the rows.
+        rate: η_c of the round.
 
     Returns:
         The updates; clients that diverged are refused.
@@ -131,7 +135,8 @@ def gather(
         measured=LargestEntries.known([result.magnitude for result in kept.values()], deltas),
         num_steps=torch.tensor([r.num_steps for r in kept.values()], dtype=torch.int64),
         num_examples=torch.tensor([r.num_examples for r in kept.values()], dtype=torch.int64),
-        scale=sum(r.walk for r in kept.values()) / len(kept) if kept else 1.0,
+        num_gradients=torch.tensor([r.num_gradients for r in kept.values()], dtype=torch.float64),
+        scale=rate,
         refused={client: DIVERGED for client in results if client not in kept},
         buffers={client: of_client for client, of_client in buffers.items() if client in kept},
         losses={client: result.mean_loss for client, result in kept.items()},

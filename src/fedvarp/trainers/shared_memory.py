@@ -27,7 +27,7 @@ class SharedRound:
     deltas: Tensor  # (M, d)
     sent_buffers: Tensor  # (M, b) bytes
     counts: Tensor  # (M, 2) int64: steps and examples
-    figures: Tensor  # (M, 3) float64: walk, mean loss, magnitude
+    figures: Tensor  # (M, 3) float64: number of gradients, mean loss, magnitude
     scores: Tensor  # (parts of an evaluation, scores of each) float64
 
     @classmethod
@@ -78,7 +78,7 @@ class SharedRound:
         """
         self.deltas[slot] = result.delta
         self.counts[slot] = torch.tensor([result.num_steps, result.num_examples])
-        figures = [result.walk, result.mean_loss, result.magnitude]
+        figures = [result.num_gradients, result.mean_loss, result.magnitude]
         self.figures[slot] = torch.tensor(figures, dtype=torch.float64)
         _pack(buffers.values(), self.sent_buffers[slot])
 
@@ -92,11 +92,11 @@ class SharedRound:
             The result; its delta is the slot's memory, another client's in the next round.
         """
         num_steps, num_examples = self.counts[slot].tolist()
-        walk, mean_loss, magnitude = self.figures[slot].tolist()
+        num_gradients, mean_loss, magnitude = self.figures[slot].tolist()
         return LocalResult(
             delta=self.deltas[slot],
             num_steps=num_steps,
-            walk=walk,
+            num_gradients=num_gradients,
             mean_loss=mean_loss,
             num_examples=num_examples,
             magnitude=magnitude,

@@ -65,7 +65,7 @@ class VectorisedTrainer(ClientTrainer):
                 once.
         """
         if len(clients) == 0:
-            return gather({}, {}, broadcast.w)
+            return gather({}, {}, broadcast.w, self.local_sgd.rate(round))
         cohort = _Cohort.of(self, broadcast, clients.tolist(), round)
         self._refuse_ignored(cohort)
         if broadcast.buffers:
@@ -75,14 +75,14 @@ class VectorisedTrainer(ClientTrainer):
         self._refuse_changed(broadcast.buffers)
         ordered = {client: results[client] for client in clients.tolist()}
         unchanged = dict.fromkeys(ordered, broadcast.buffers) if broadcast.buffers else {}
-        return gather(ordered, unchanged, broadcast.w)
+        return gather(ordered, unchanged, broadcast.w, self.local_sgd.rate(round))
 
     def _train(self, cohort: _Cohort, broadcast: Broadcast, round: int) -> dict[int, LocalResult]:
         w, sgd = broadcast.w, self.local_sgd
         local = w.repeat(len(cohort.clients), 1)  # line 1, (M, d)
         velocity = torch.zeros_like(local) if sgd.momentum else None
         total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
-        rate, momentum_so_far, walk_so_far = sgd.lr * sgd.schedule(round), 0.0, [0.0]
+        rate = sgd.rate(round)
         for step in range(cohort.num_steps[0]):  # line 2
             going = cohort.num_active(step)
             x, y, mask = cohort.batch(step)
@@ -102,18 +102,17 @@ class VectorisedTrainer(ClientTrainer):
                 None if cohort.corrections is None else cohort.corrections[:going],
             )
             local[:going].add_(direction, alpha=-rate)  # line 4
-            momentum_so_far = sgd.momentum * momentum_so_far + 1
-            walk_so_far.append(walk_so_far[-1] + rate * momentum_so_far)
             rate *= sgd.step_decay
-        walks = [walk_so_far[steps] for steps in cohort.num_steps]
-        deltas = (w - local).div_(torch.tensor(walks, device=w.device).unsqueeze(1))  # line 6
+        units = [local_training.units(sgd, round, steps) for steps in cohort.num_steps]
+        divisors = torch.tensor([divisor for _, divisor in units], device=w.device)
+        deltas = (w - local).div_(divisors.unsqueeze(1))  # line 6
         low, high = torch.aminmax(deltas, dim=1)
         magnitudes = torch.maximum(-low, high).tolist()
         return {
             client: LocalResult(
                 delta=deltas[m],
                 num_steps=cohort.num_steps[m],
-                walk=walks[m],
+                num_gradients=units[m][0],
                 mean_loss=total / cohort.num_steps[m],
                 num_examples=cohort.num_examples[m],
                 magnitude=magnitudes[m],
