@@ -43,21 +43,32 @@ class Quadratics:
         """Where Σ h_i (w − b_i) = 0."""
         return (self.curvatures * self.centres).sum(0) / self.curvatures.sum(0)
 
-    def train(self, broadcast: Broadcast, num_steps: int = 5) -> RoundUpdates:
-        """Algorithm 1 at every client of the broadcast, one after the other."""
-        deltas = torch.stack(
-            [
-                self.local_sgd(client, broadcast.w, num_steps, _row(broadcast.corrections, m))
-                for m, client in enumerate(broadcast.clients.tolist())
-            ]
-        )
+    def train(
+        self, broadcast: Broadcast, num_steps: int | Tensor = 5, normalised: bool = False
+    ) -> RoundUpdates:
+        """Algorithm 1 at every client of the broadcast, one after the other.
+
+        Args:
+            broadcast: What the server sent.
+            num_steps: Of each client; (N,) if they differ.
+            normalised: Whether updates are divided by the steps, and the server's step is longer by
+                the mean over all clients.
+        """
         size = len(broadcast.clients)
+        steps = torch.as_tensor(num_steps).expand(self.num_clients)
+        deltas = [
+            self.local_sgd(client, broadcast.w, int(steps[client]), _row(broadcast.corrections, m))
+            for m, client in enumerate(broadcast.clients.tolist())
+        ]
+        taken = steps[broadcast.clients]
+        by = taken.to(self.centres) if normalised else torch.ones(size).to(self.centres)
         return RoundUpdates(
             clients=broadcast.clients,
-            deltas=deltas,
-            num_steps=torch.full((size,), num_steps),
+            deltas=torch.stack(deltas) / by.unsqueeze(1),
+            num_steps=taken,
             num_examples=torch.full((size,), 1),
-            scale=self.client_lr * num_steps,
+            num_gradients=taken / by.double(),
+            scale=self.client_lr * (float(steps.double().mean()) if normalised else 1.0),
         )
 
     def local_sgd(
@@ -66,7 +77,7 @@ class Quadratics:
         local = w.clone()
         for _ in range(num_steps):
             local = local - self.client_lr * (self.gradient(client, local) + correction)
-        return (w - local) / (self.client_lr * num_steps)
+        return (w - local) / self.client_lr
 
     def cohort(self, round_: int, size: int, seed: int = 0) -> Tensor:
         shuffled = torch.randperm(self.num_clients, generator=stream(seed, "cohort", round_))

@@ -24,7 +24,7 @@ from fedvarp.experiments.files import (
 )
 from fedvarp.experiments.settings import DATASETS, Settings
 from fedvarp.models import LogisticRegression, initialised
-from fedvarp.server.optimizers import ServerMomentum, ServerSGD, Steady
+from fedvarp.server.optimizers import ServerMomentum, ServerSGD
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError, fields_of
 from simulating import simulate
@@ -339,18 +339,6 @@ def test_local_sgd_and_the_server() -> None:
     assert isinstance(optimizer, ServerMomentum)
     assert (optimizer.lr, optimizer.beta) == (0.3, 0.9)
     assert isinstance(built().server_optimizer, ServerSGD)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_steady_steps_of_either_optimizer(momentum: float) -> None:
-    steady = built(f"server.momentum={momentum}", "server.step=steady").server_optimizer
-    assert isinstance(steady, Steady)
-    assert isinstance(steady.inner, ServerMomentum if momentum else ServerSGD)
-
-
-def test_steady_steps_are_for_a_constant_rate() -> None:
-    with pytest.raises(SettingsError, match="lags behind a changing client rate"):
-        built("server.step=steady", "local_sgd.schedule={name='exponential', decay=0.5}")
 
 
 def test_every_setting_reaches_the_simulation() -> None:

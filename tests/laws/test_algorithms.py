@@ -272,6 +272,36 @@ def test_any_sampling_and_any_client_weights_stay_unbiased(algorithm: str, objec
     torch.testing.assert_close(total, p @ deltas, rtol=0, atol=1e-14)
 
 
+@every_unbiased_algorithm
+@pytest.mark.parametrize("place", registry.PLACES)
+def test_dropouts_leave_a_weighted_sum_unbiased_also_where_nobody_answers(
+    algorithm: str, place: str
+) -> None:
+    """Two of four are asked and each answers with probability ½; who answers weighs p_i / π_i.
+
+    Enumerated over the cohorts and the answers: an empty sum counts with the chance of one, and
+    w moves by −v.
+    """
+    few, asked = 4, 2
+    deltas, history = (part[:few] for part in deltas_and_history("float64"))
+    cohorts = list(itertools.combinations(range(few), asked))
+    weight = (1 / few) / (asked / few * 0.5)
+    total = torch.zeros(D, dtype=torch.float64)
+    for S in cohorts:
+        for answers in itertools.product([False, True], repeat=asked):
+            S_heard = torch.tensor([i for i, hears in zip(S, answers, strict=True) if hears])
+            with registry.algorithm_of(algorithm, place, few, D, "float64") as aggregator:
+                if aggregator.table is not None:
+                    aggregator.table.put(torch.arange(few), history)
+                server = Server(torch.zeros(D).double(), aggregator, ServerSGD())
+                clients = S_heard.long()
+                ones = torch.ones_like(clients)
+                weights = torch.full((len(clients),), weight, dtype=torch.float64)
+                server.receive(RoundUpdates(clients, deltas[clients], ones, ones, 1.0, weights))
+                total -= server.w / len(cohorts) / 2**asked
+    torch.testing.assert_close(total, deltas.mean(0), rtol=0, atol=1e-14)
+
+
 # What must not matter
 
 
@@ -323,9 +353,7 @@ def spoil(updates: RoundUpdates, victim: int, fault: str) -> RoundUpdates:
     deltas, steps = updates.deltas.clone(), updates.num_steps.clone()
     if fault == "no steps":
         steps[victim] = 0
-        # The scale of a round is that of the steps taken.
-        scale = updates.scale * float(steps.double().mean() / updates.num_steps.double().mean())
-        return replace(updates, num_steps=steps, scale=scale)
+        return replace(updates, num_steps=steps)
     deltas[victim, 2] = {"NaN": math.nan, "infinity": math.inf, "enormous": 1e25}[fault]
     return replace(updates, deltas=deltas)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedvarp import (
     MIFA,
@@ -22,9 +19,7 @@ from fedvarp import (
     Scaffold,
     Server,
     ServerMomentum,
-    ServerOptimizer,
     ServerSGD,
-    Steady,
 )
 
 N, D = 6, 3
@@ -32,18 +27,18 @@ N, D = 6, 3
 
 def updates_of(deltas: torch.Tensor, steps: list[int] | None = None) -> RoundUpdates:
     size = len(deltas)
-    num_steps = torch.tensor(steps or [4] * size)
+    num_steps = torch.tensor(steps or [1] * size)
     return RoundUpdates(
         clients=torch.arange(size),
         deltas=deltas,
         num_steps=num_steps,
         num_examples=torch.full((size,), 10),
-        scale=0.25 * float(num_steps.double().mean()),
+        scale=1.0,
     )
 
 
 def test_sgd_steps_by_server_rate_times_scale_times_direction() -> None:
-    """w = 1 − 0.5 · (0.25 · 4) · mean(2, 4) = −0.5."""
+    """w = 1 − 0.5 · 1 · mean(2, 4) = −0.5."""
     server = Server(torch.ones(D), FedAvg(), ServerSGD(0.5))
     server.receive(updates_of(torch.stack([torch.full((D,), 2.0), torch.full((D,), 4.0)])))
     assert torch.equal(server.w, torch.full((D,), -0.5))
@@ -66,30 +61,8 @@ def test_momentum_remembers_directions_not_steps() -> None:
     assert torch.equal(server.w, torch.full((D,), -1.75))
 
 
-def test_a_steady_step_is_as_long_as_the_mean_of_all_so_far() -> None:
-    """v = 1, scales 1, 3, 8: means 1, 2, 4, so w = −½ (1 + 2 + 4)."""
-    server = Server(torch.zeros(D), FedAvg(), Steady(ServerSGD(0.5)))
-    for scale in (1.0, 3.0, 8.0):
-        server.receive(replace(updates_of(torch.ones(2, D)), scale=scale))
-    assert torch.equal(server.w, torch.full((D,), -3.5))
-
-
-@pytest.mark.parametrize("inner", [lambda: ServerSGD(0.7), lambda: ServerMomentum(0.7, 0.5)])
-@given(scale=st.floats(1e-6, 1e3))
-def test_steady_steps_change_nothing_where_all_walk_equally_far(
-    inner: Callable[[], ServerOptimizer], scale: float
-) -> None:
-    ws = []
-    for optimizer in (inner(), Steady(inner())):
-        server = Server(torch.zeros(D), FedAvg(), optimizer)
-        for value in (1.0, -0.3, 0.1):
-            server.receive(replace(updates_of(torch.full((2, D), value)), scale=scale))
-        ws.append(server.w)
-    assert torch.equal(*ws)
-
-
-@pytest.mark.parametrize("optimizer", [ServerMomentum(1.0, 0.5), Steady(ServerMomentum(1.0, 0.5))])
-def test_an_optimizer_starts_afresh_with_each_server(optimizer: ServerOptimizer) -> None:
+def test_an_optimizer_starts_afresh_with_each_server() -> None:
+    optimizer = ServerMomentum(1.0, 0.5)
     for scale in (1.0, 3.0):
         optimizer.step(torch.zeros(D), torch.ones(D), scale)
     for _ in range(2):
@@ -139,6 +112,15 @@ def test_scaffold_sends_one_correction_per_client() -> None:
     assert torch.equal(corrections, torch.tensor([[-5.0] * D, [1.0] * D]))
 
 
+def test_scaffolds_variates_are_means_of_gradients() -> None:
+    """Sums of 12 and 3 over 4 and 3 steps: c_0 = 3, c_1 = 1, c = 4/N = 2/3."""
+    server = Server(torch.zeros(D), Scaffold(MemoryTable(N, D)), ServerSGD())
+    server.receive(updates_of(torch.tensor([[12.0] * D, [3.0] * D]), steps=[4, 3]))
+    corrections = server.broadcast(torch.arange(3)).corrections
+    assert corrections is not None
+    torch.testing.assert_close(corrections[:, 0], 2 / 3 - torch.tensor([3.0, 1.0, 0.0]))
+
+
 def test_refusals_of_the_trainer_appear_in_the_report() -> None:
     server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     updates = replace(updates_of(torch.ones(2, D)), refused={9: "its loss was NaN"})
@@ -158,13 +140,14 @@ def test_a_matrix_of_the_wrong_width_or_type_is_refused_reply_by_reply() -> None
     assert server.round == 0
 
 
-def test_the_scale_is_that_of_the_clients_that_count() -> None:
-    """2 and 6 steps at rate ¼, and the second reply is NaN: scale ¼ · 2, not ¼ · 4."""
+@pytest.mark.parametrize("refused", [0, 1])
+def test_the_step_is_as_long_whoever_counts(refused: int) -> None:
+    """2 and 6 steps, and one reply is NaN: how many steps others took is no matter."""
     deltas = torch.ones(2, D)
-    deltas[1] = math.nan
+    deltas[refused] = math.nan
     server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     server.receive(updates_of(deltas, steps=[2, 6]))
-    assert torch.equal(server.w, torch.full((D,), -0.5))
+    assert torch.equal(server.w, torch.full((D,), -1.0))
 
 
 @pytest.mark.parametrize(
@@ -179,6 +162,9 @@ def test_the_scale_is_that_of_the_clients_that_count() -> None:
         ({"scale": math.nan}, "RoundUpdates.scale is nan"),
         ({"weights": torch.tensor([1.0, math.inf])}, "RoundUpdates.weights"),
         ({"weights": torch.tensor([1.0])}, "RoundUpdates.weights"),
+        ({"num_gradients": torch.tensor([1.0, 0.0])}, "RoundUpdates.num_gradients"),
+        ({"num_gradients": torch.tensor([1.0, math.nan])}, "RoundUpdates.num_gradients"),
+        ({"num_gradients": torch.tensor([1.0])}, "RoundUpdates.num_gradients"),
     ],
 )
 def test_parts_that_do_not_fit_together_raise(change: dict[str, object], message: str) -> None:
@@ -286,7 +272,8 @@ def test_single_replies_are_stacked_and_bad_ones_named() -> None:
     )
     assert updates.clients.tolist() == [1, 5]
     assert updates.deltas[1].tolist() == [5.0] * D
-    assert updates.scale == 0.5 * (2 + 6) / 2
+    assert updates.scale == 0.5
+    assert updates.mean_gradients[:, 0].tolist() == pytest.approx([1 / 2, 5 / 6])
     assert updates.refused == {
         2: "its update has shape (4,), the model has 3 numbers",
         3: "its update is torch.float64, the model is torch.float32",

@@ -110,15 +110,15 @@ def test_updates_of_single_clients_are_those_of_the_round() -> None:
     broadcast = Broadcast(0, clients, model.vector(), None)
     whole = trainer.train(broadcast, clients, 3)
     singles = [trainer.train(broadcast, clients[m : m + 1], 3) for m in range(3)]
-    parts = combine(singles, broadcast.w)
-    for name in ("clients", "deltas", "num_steps", "num_examples"):
+    parts = combine(singles, broadcast.w, LOCAL.lr)
+    for name in ("clients", "deltas", "num_steps", "num_examples", "num_gradients"):
         assert getattr(parts, name).equal(getattr(whole, name)), name
     assert parts.scale == whole.scale
     assert parts.losses == whole.losses
-    nobody = combine([], broadcast.w)
+    nobody = combine([], broadcast.w, 0.25)
     assert nobody.deltas.shape == (0, 650)
     assert nobody.clients.dtype == torch.int64
-    assert nobody.scale == 1.0
+    assert nobody.scale == 0.25
 
 
 def test_without_ray_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

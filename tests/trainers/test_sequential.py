@@ -17,7 +17,6 @@ def test_it_is_local_sgd_at_each_client_by_itself() -> None:
     assert sent.corrections is not None
     found = trainer.train(sent, CLIENTS, 3)
     assert found.clients.tolist() == CLIENTS.tolist()
-    scales = []
     for m, client in enumerate(CLIENTS.tolist()):
         alone = local_training.train(
             SGD,
@@ -35,8 +34,8 @@ def test_it_is_local_sgd_at_each_client_by_itself() -> None:
         assert int(found.num_steps[m]) == alone.num_steps
         assert int(found.num_examples[m]) == SIZES[client]
         assert found.losses[client] == alone.mean_loss
-        scales.append(alone.walk)
-    assert found.scale == sum(scales) / len(scales)
+        assert float(found.gradient_counts[m]) == alone.num_gradients == alone.num_steps
+    assert found.scale == SGD.lr
 
 
 def test_every_client_starts_from_the_buffers_that_were_sent() -> None:

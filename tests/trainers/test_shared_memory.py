@@ -13,7 +13,7 @@ BUFFERS = {"count": torch.tensor(3), "mean": torch.tensor([0.5, -1.0])}
 RESULT = LocalResult(
     delta=torch.tensor([1.0, -2.0]),
     num_steps=4,
-    walk=0.4,
+    num_gradients=4.0,
     mean_loss=1.25,
     num_examples=7,
     magnitude=2.0,
@@ -36,7 +36,7 @@ def test_a_child_reads_the_model_and_its_result_comes_back() -> None:
     assert process.exitcode == 0
     found = shared.read_result(1)
     assert torch.equal(found.delta, RESULT.delta)
-    for name in ("num_steps", "walk", "mean_loss", "num_examples", "magnitude"):
+    for name in ("num_steps", "num_gradients", "mean_loss", "num_examples", "magnitude"):
         assert getattr(found, name) == getattr(RESULT, name)
     assert torch.equal(shared.deltas[0], torch.zeros(2))  # the other slot is another client's
 

@@ -64,6 +64,18 @@ class Aggregator(ABC):
         """
         return None
 
+    def without_replies(self) -> Tensor | None:
+        """The direction of a round in which nobody answered, where v is a weighted sum.
+
+        A sum over nobody is zero, and what is left of ``β·ȳ + Σ a_i (Δ_i − β·y_i)`` is β·ȳ. To
+        leave such rounds out would bias E[v] by the chance of one times β·ȳ. (A mean of those who
+        answer is another matter: there is none without answers, and the round does not count.)
+
+        Returns:
+            v, (d,); None to stay where it is.
+        """
+        return None
+
     def receive_late(self, updates: RoundUpdates) -> bool:
         """Takes in replies that came too late for their round.
 
@@ -106,9 +118,18 @@ class LatestUpdates(Aggregator):
 
     Args:
         y: The table.
+
+    Attributes:
+        beta: β of ``v = β·ȳ + Σ a_i (Δ_i − β·y_i)``, how far the rows are believed.
     """
 
+    beta: ClassVar[float] = 1.0
+
     y: ClientTable
+
+    def without_replies(self) -> Tensor:
+        """β·ȳ: a sum over nobody adds nothing to it."""
+        return self.beta * self.y.mean()
 
     def receive_late(self, updates: RoundUpdates) -> bool:
         """y_i ← Δ_i: an update of an older model still says more than the one before it."""

@@ -36,4 +36,4 @@ class ClusterFedVARP(LatestUpdates):
         """v = 1/N Σ_j y_{c_j} + 1/M Σ_{i∈S} (Δ_i − y_{c_i}), then y_k ← mean Δ_i of cluster k."""
         S, delta, a = updates.clients, updates.deltas, updates.averaging_weights
         # line 8: v = ȳ + Σ a_i (Δ_i − y_i); lines 11 to 13: the rows; line 9 is the optimiser's
-        return self.y.exchange(S, delta, a, beta=1.0, largest=updates.largest_entries)
+        return self.y.exchange(S, delta, a, self.beta, largest=updates.largest_entries)

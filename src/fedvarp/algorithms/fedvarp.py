@@ -32,4 +32,4 @@ class FedVARP(LatestUpdates):
         """v = ȳ + 1/M Σ_{i∈S} (Δ_i − y_i), then y_i ← Δ_i for i ∈ S."""
         S, delta, a = updates.clients, updates.deltas, updates.averaging_weights
         # line 8: v = ȳ + Σ a_i (Δ_i − y_i); lines 10 to 14: y_i ← Δ_i; line 9 is the optimiser's
-        return self.y.exchange(S, delta, a, beta=1.0, largest=updates.largest_entries)
+        return self.y.exchange(S, delta, a, self.beta, largest=updates.largest_entries)

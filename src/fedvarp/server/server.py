@@ -46,11 +46,13 @@ class RoundReport:
         round: How many rounds were received, this one included if anything was accepted.
         accepted: The clients whose replies were used.
         refused: The others, and why theirs were not.
+        stepped: Whether the model was moved and the round counted.
     """
 
     round: int
     accepted: tuple[int, ...]
     refused: Mapping[int, str]
+    stepped: bool = False
 
 
 class Server:
@@ -120,7 +122,8 @@ class Server:
         """One round: v from the updates, then a step of w.
 
         A reply that cannot be used costs nothing but itself; it is as if that client had never
-        answered. If none can be used, everything stays as it was, the round number too.
+        answered. If none can be used, everything stays as it was, the round number too; only where
+        weights make v a sum, which is known without replies, w moves by what the rows say.
 
         Args:
             updates: What came back.
@@ -136,12 +139,16 @@ class Server:
         updates.check()
         usable = self._usable(updates)
         accepted = tuple(usable.clients.tolist())
+        v = None
         if accepted:
             _refuse_overflow(usable)
             v = self.aggregator.aggregate(usable)  # Algorithms 2 and 3, line 8
+        elif usable.weights is not None:
+            v = self.aggregator.without_replies()
+        if v is not None:
             self.optimizer.step(self.w, v, usable.scale)  # line 9
             self.round += 1
-        return RoundReport(self.round, accepted, dict(usable.refused))
+        return RoundReport(self.round, accepted, dict(usable.refused), stepped=v is not None)
 
     @torch.no_grad()
     def receive_late(self, updates: RoundUpdates) -> RoundReport:

@@ -137,9 +137,9 @@ class Simulation:
     def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
         """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
         report = self.server.receive(updates)
-        if not report.accepted:
+        if not report.stepped:
             self.server.skip()
-        elif self.buffers:
+        if self.buffers:
             sent = [updates.buffers[i] for i in report.accepted if i in updates.buffers]
             self.buffers = average_buffers(sent) if sent else self.buffers
         return self._record(cohort, updates, report)

@@ -118,7 +118,7 @@ class AutoTrainer(ClientTrainer):
 
 
 def _agree(expected: RoundUpdates, found: RoundUpdates, exact: bool) -> bool:
-    if expected.clients.tolist() != found.clients.tolist():
+    if expected.clients.tolist() != found.clients.tolist() or expected.scale != found.scale:
         return False
     if exact:
         return torch.equal(expected.deltas, found.deltas)
