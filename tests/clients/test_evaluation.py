@@ -1,11 +1,16 @@
-"""Evaluating a model leaves nothing behind that training could stumble over."""
+"""What an evaluation finds, and that it leaves nothing behind that training stumbles over."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from small_federation import CLASSES, linear, run
+from fedvarp import FlatModel
+from fedvarp.clients import Evaluator
+from fedvarp.data import FederatedDataset, digits
+from small_federation import CLASSES, dataset, linear, run, seeded
 
 
 class Caching(nn.Module):
@@ -27,3 +32,41 @@ def test_what_a_model_keeps_from_an_evaluation_can_be_trained_with() -> None:
     result = run(module=Caching())
     assert "train_loss" in result.metrics[0], "it is evaluated before it is trained"
     assert result.server.round == 7
+
+
+def evaluated(data: FederatedDataset, **settings: float) -> dict[str, float]:
+    features = data.client(0)[0].shape[1]
+    model = FlatModel(seeded(lambda: nn.Linear(features, data.num_classes or CLASSES)))
+    evaluator = Evaluator(data, model, cross_entropy, **settings)  # type: ignore[arg-type]
+    return evaluator.evaluate(model.vector(), {})
+
+
+def test_with_unequal_clients_the_training_loss_is_given_over_examples_too() -> None:
+    data = dataset()
+    model = seeded(linear)
+    losses = [cross_entropy(model(x), y).item() for x, y in map(data.client, range(5))]
+    sizes = [len(data.client(i)[0]) for i in range(5)]
+    found = evaluated(data)
+    assert found["train_loss"] == pytest.approx(sum(losses) / 5)
+    by_example = sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes)
+    assert found["train_loss_over_examples"] == pytest.approx(by_example)
+    assert abs(by_example - found["train_loss"]) > 1e-3
+    assert "train_loss_over_examples" not in evaluated(digits(num_clients=3, partition="iid"))
+
+
+def test_validation_examples_are_left_out_of_the_test_figures() -> None:
+    """The means of both, weighted by their sizes, are the mean of all."""
+    data = digits()
+    assert data.test is not None
+    whole, split = evaluated(data), evaluated(data, validation_share=0.25)
+    n = len(data.test[0])
+    held = round(0.25 * n)
+    for figure in ("loss", "accuracy"):
+        together = held * split[f"validation_{figure}"] + (n - held) * split[f"test_{figure}"]
+        assert together / n == pytest.approx(whole[f"test_{figure}"])
+    assert "validation_loss" not in whole
+
+
+def test_validation_examples_are_the_same_for_every_seed() -> None:
+    one, other = (evaluated(digits(), validation_share=0.5, seed=seed) for seed in (0, 1))
+    assert one == other

@@ -45,8 +45,8 @@ def model_of_client(
     )
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, sgd.step_decay)
     for batch in local_training.batches(sgd, len(x), 0, t, client):
-        optimizer.zero_grad()
-        (0.5 * CURVATURE * (local - x[batch]).square().sum(1)).mean().backward()
+        loss = (0.5 * CURVATURE * (local - x[batch]).square().sum(1)).mean()
+        (local.grad,) = torch.autograd.grad(loss, [local])
         optimizer.step()
         decay.step()
     return local.detach()

@@ -13,12 +13,11 @@ import typer
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import ending
 
 if TYPE_CHECKING:
     from fedvarp.simulation.round_loop import SimulationResult
-
-_EVALUATED = ("test_accuracy", "test_loss", "train_loss")
 
 
 def say(line: str, quiet: bool) -> None:
@@ -56,7 +55,7 @@ def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
     records = run.metrics()
     series = {
         name: [record[name] for record in records if record.get(name) is not None]
-        for name in _EVALUATED
+        for name in FIGURES
     }
     rounds = records[-1]["round"]
     stopped = ending(settings.as_toml(), records) if result is None else result.stopped

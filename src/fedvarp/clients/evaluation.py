@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 
 Figures = dict[str, float]
-FIGURES: Final = frozenset({"test_loss", "test_accuracy", "train_loss"})
-"""What an evaluation may find."""
-"""What an evaluation finds, by name: "test_loss", "test_accuracy", "train_loss"."""
+"""What an evaluation finds, by name: some of `fedvarp.runs.figures.FIGURES`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
     """Computes test loss and accuracy, and the training loss f(w) = Σ p_i f_i(w).
+
+    Where clients hold unequally many examples the training loss is given over examples too: one of
+    the two is nearer to what is optimised, and a run is judged by neither alone.
 
     Attributes:
         dataset: Where the examples come from. Without a test set only the training loss is given,
@@ -38,6 +39,8 @@ class Evaluator:
             over; None: all of them, as in the paper's figures; 0: no training loss.
         num_test_examples: How many examples of the test set, drawn once by the seed, are looked at;
             None: all of them; 0: none.
+        validation_share: The share of the test set, the same in every run, that is set aside to
+            choose settings by, and left out of the test figures.
         seed: The run's seed.
         batch_size: Examples at a time; any size gives the same figures but for rounding.
     """
@@ -48,6 +51,7 @@ class Evaluator:
     client_weights: Tensor | None = None
     num_train_clients: int | None = None
     num_test_examples: int | None = None
+    validation_share: float = 0.0
     seed: int = 0
     batch_size: int = 1000
 
@@ -62,7 +66,7 @@ class Evaluator:
             buffers: Its buffers.
 
         Returns:
-            "test_loss", "test_accuracy" and "train_loss", those that the data set allows.
+            Those of `fedvarp.runs.figures.FIGURES` that the data set and the settings allow.
 
         Raises:
             ValueError: The model's outputs have no number for each class.
@@ -71,8 +75,8 @@ class Evaluator:
 
     @property
     def num_parts(self) -> int:
-        """Into how many parts an evaluation falls: batches of the test set, then clients."""
-        return self._num_test_parts + len(self._train_clients)
+        """Into how many parts an evaluation falls: batches held out from clients, then clients."""
+        return len(self._held_out) + len(self._train_clients)
 
     def scores(
         self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
@@ -109,14 +113,19 @@ class Evaluator:
             The figures, as from `evaluate`.
         """
         figures: Figures = {}
-        test, clients = scores[: self._num_test_parts], scores[self._num_test_parts :]
-        if test:
+        clients = scores[len(self._held_out) :]
+        for kind in ("test", "validation"):
+            of_kind = [
+                score for score, (of, _) in zip(scores, self._held_out, strict=False) if of == kind
+            ]
+            if not of_kind:
+                continue
             examples, loss, right, answers = (
-                math.fsum(column) for column in zip(*test, strict=True)
+                math.fsum(column) for column in zip(*of_kind, strict=True)
             )
-            figures["test_loss"] = loss / examples
+            figures[f"{kind}_loss"] = loss / examples
             if self.dataset.num_classes is not None:
-                figures["test_accuracy"] = right / answers
+                figures[f"{kind}_accuracy"] = right / answers
         if clients:
             weights = torch.ones(self.dataset.num_clients, dtype=torch.float64)
             if self.client_weights is not None:
@@ -125,22 +134,31 @@ class Evaluator:
             losses = [loss / examples for examples, loss, _, _ in clients]
             mean = chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum()
             figures["train_loss"] = float(mean)
+            if len({examples for examples, _, _, _ in clients}) > 1:
+                total, loss = (math.fsum(part[k] for part in clients) for k in (0, 1))
+                figures["train_loss_over_examples"] = loss / total
         return figures
 
-    @property
-    def _num_test_parts(self) -> int:
-        return 0 if self._test is None else -(-len(self._test[0]) // self.batch_size)
-
     @cached_property
-    def _test(self) -> Examples | None:
-        some = self.num_test_examples
-        if self.dataset.test is None or some == 0:
-            return None
+    def _held_out(self) -> list[tuple[str, Examples]]:
+        """Batches of the validation and the test examples, each with its kind."""
+        if self.dataset.test is None or self.num_test_examples == 0:
+            return []
         x, y = self.dataset.test
-        if some is None or some >= len(x):
-            return x, y
-        chosen = random_subset(len(x), some, stream(self.seed, "evaluated examples"))
-        return x[chosen], y[chosen]
+        num_validation = round(self.validation_share * len(x))
+        is_validation = torch.zeros(len(x), dtype=torch.bool)
+        is_validation[random_subset(len(x), num_validation, stream(0, "validation"))] = True
+        test = (~is_validation).nonzero().squeeze(1)
+        some = self.num_test_examples
+        if some is not None and some < len(test):
+            test = test[random_subset(len(test), some, stream(self.seed, "evaluated examples"))]
+        batches = []
+        for kind, chosen in (("validation", is_validation.nonzero().squeeze(1)), ("test", test)):
+            for part in torch.split(chosen, self.batch_size) if len(chosen) else ():
+                contiguous = int(part[-1] - part[0]) == len(part) - 1
+                rows = slice(int(part[0]), int(part[-1]) + 1) if contiguous else part
+                batches.append((kind, (x[rows], y[rows])))  # a slice is no copy
+        return batches
 
     @cached_property
     def _train_clients(self) -> Tensor:
@@ -150,12 +168,9 @@ class Evaluator:
         return random_subset(everyone, some, stream(self.seed, "evaluated clients"))
 
     def _examples(self, part: int) -> Examples:
-        if part >= self._num_test_parts:
-            return self.dataset.client(int(self._train_clients[part - self._num_test_parts]))
-        assert self._test is not None
-        x, y = self._test
-        batch = slice(part * self.batch_size, (part + 1) * self.batch_size)
-        return x[batch], y[batch]
+        if part >= len(self._held_out):
+            return self.dataset.client(int(self._train_clients[part - len(self._held_out)]))
+        return self._held_out[part][1]
 
     def _score(self, examples: Examples, device: torch.device) -> list[float]:
         """Examples, their summed loss, and of how many answers how many are right."""

@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from fedvarp.runs.whole_files import write_whole
 
-_METRICS: Final = {"test_accuracy": max, "train_loss": min, "test_loss": min}
+_METRICS: Final = {
+    "validation_accuracy": max,
+    "test_accuracy": max,
+    "validation_loss": min,
+    "train_loss": min,
+    "test_loss": min,
+}
 """The first that the runs recorded decides; with it, whether more is better."""
 
 _LAST: Final = 5  # the last fifth of a run's evaluations

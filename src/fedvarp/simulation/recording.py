@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings
 from fedvarp.runs.journal import Journal
 from fedvarp.runs.versions import note_change
@@ -154,4 +155,4 @@ class RecordedRun:
 
 
 def _is_evaluated(record: Record) -> bool:
-    return "test_loss" in record or "train_loss" in record or record["round"] == 0
+    return record["round"] == 0 or not record.keys().isdisjoint(FIGURES)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.clients.evaluation import FIGURES, Evaluator, Figures
+from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
+from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import reached
 from fedvarp.runs.journal import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
@@ -241,7 +242,7 @@ class _Log:
 def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None) -> None:
     """Adds a callback's metrics to a record, as plain numbers and under names of their own."""
     who = type(callback).__name__
-    taken = (record.keys() | FIGURES) & (metrics or {}).keys()
+    taken = (record.keys() | set(FIGURES)) & (metrics or {}).keys()
     if taken:
         raise ValueError(
             f"{who} adds {', '.join(sorted(taken))} to the record of a round, a name that is taken "

@@ -85,6 +85,7 @@ class Task:
             self.client_weights,
             self.evaluation.num_train_clients,
             self.evaluation.num_test_examples,
+            self.evaluation.validation_share,
             self.seed,
         )
         with contextlib.ExitStack() as opened:
