@@ -51,7 +51,7 @@ def test_with_unequal_clients_the_training_loss_is_given_over_examples_too() -> 
     by_example = sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes)
     assert found["train_loss_over_examples"] == pytest.approx(by_example)
     assert abs(by_example - found["train_loss"]) > 1e-3
-    assert "train_loss_over_examples" not in evaluated(digits(num_clients=3, partition="iid"))
+    assert "train_loss_over_examples" not in evaluated(digits(num_clients=4, partition="iid"))
 
 
 def test_validation_examples_are_left_out_of_the_test_figures() -> None:
