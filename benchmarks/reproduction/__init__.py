@@ -2,5 +2,4 @@
 
 page         reads the page's commands, runs them and renews what stands below them
 steadiness   how much a result depends on the rule by which it is counted
-dips         whether accuracy falls in rounds whose clients take many local steps
 """

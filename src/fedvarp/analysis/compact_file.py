@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.analysis.runs import METRICS, AnyPath, Run, file_of, read_at, runs_at
+from fedvarp.analysis.runs import AnyPath, Run, file_of, read_at, runs_at
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting
 from fedvarp.runs.whole_files import write_whole
 
@@ -130,15 +131,16 @@ def _rounds_up_to_each_evaluation(run: Run) -> list[slice]:
 def _columns(run: Run, rounds: list[slice]) -> dict[str, list[Any]]:
     last = [run.metrics[some.stop - 1] for some in rounds]
     columns = {"round": [record["round"] for record in last]}
-    if "num_clients" in last[0]:
-        columns["num_clients"] = [last[0]["num_clients"]]  # of the initial model's record alone
+    for name in ("num_clients", "objective"):  # of the initial model's record alone
+        if name in last[0]:
+            columns[name] = [last[0][name]]
     for name in (*_SUMMED, "server_bytes"):
         found = [[r[name] for r in run.metrics[some] if name in r] for some in rounds]
         combine: Callable[[list[int]], int] = sum if name in _SUMMED else max
         if any(found):
             columns[name] = [combine(values) if values else None for values in found]
     evaluated = last[: len(run.evaluated)]
-    for name in METRICS:
+    for name in FIGURES:
         if run.records(name):
             columns[name] = [record.get(name) for record in evaluated]
     return columns

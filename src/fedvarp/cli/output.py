@@ -46,6 +46,8 @@ def report(directory: Path, result: SimulationResult | None, quiet: bool, as_jso
     elif not quiet:
         found = [f"{name} {figures['final'][name]:.4g}" for name in figures["final"]]
         typer.echo(f"{directory}: " + ", ".join([f"{figures['rounds']} rounds", *found]))
+        if figures["objective"]:
+            typer.echo(f"It optimised {figures['objective']}.")
 
 
 def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def summary(directory: Path, result: SimulationResult | None) -> dict[str, Any]:
         "algorithm": settings.algorithm,
         "client_lr": settings.local_sgd.lr,
         "seed": settings.seed,
+        "objective": records[0].get("objective"),
         "rounds": rounds,
         "stopped": stopped,
         "final": {name: values[-1] for name, values in series.items() if values},

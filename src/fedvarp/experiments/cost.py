@@ -27,6 +27,7 @@ class Estimate:
     """Figures of a run that has not been made.
 
     Attributes:
+        objective: What the run would minimise, in words.
         dim: Parameters of the model.
         rows: Rows of the table when every client (or cluster) has been seen.
         whose_rows: What a row belongs to: "client", "cluster", or nothing.
@@ -39,6 +40,7 @@ class Estimate:
         total_seconds: Of all rounds and evaluations.
     """
 
+    objective: str
     dim: int
     rows: int
     whose_rows: str
@@ -69,6 +71,7 @@ class Estimate:
             table = f"none: {settings.algorithm} remembers no client"
         return [
             f"Data      {experiment.dataset!r}",
+            f"Objective {self.objective}",
             f"Model     {settings.model.name}: {self.dim:,} parameters, {in_bytes(4 * self.dim)}",
             f"Table     {table}",
             f"Round     {settings.clients_per_round} clients, {in_bytes(self.bytes_down)} down, "
@@ -85,7 +88,8 @@ def estimate(experiment: Experiment) -> Estimate:
     """Measures a local step and a forward pass on real examples, and counts the rest."""
     settings = experiment.settings
     flat = FlatModel(experiment.model.to(settings.trainer.device))
-    _, table = experiment.task().clusters_and_table(flat.dim, None)
+    task = experiment.task()
+    _, table = task.clusters_and_table(flat.dim, None)
     aggregator = make_algorithm(settings.algorithm, table)
     tables = () if aggregator.table is None else aggregator.table.tables()
     rows = sum(table.num_clients for table in tables)
@@ -93,6 +97,7 @@ def estimate(experiment: Experiment) -> Estimate:
     round_seconds = step * _mean_batches(experiment) * _mean_answers(experiment)
     evaluation = _evaluation_seconds(experiment)
     return Estimate(
+        objective=task.objective,
         dim=flat.dim,
         rows=rows,
         whose_rows="cluster" if settings.algorithm == "cluster_fedvarp" else "client",

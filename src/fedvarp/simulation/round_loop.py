@@ -64,6 +64,7 @@ class Simulation:
     callbacks: Sequence[Callback]
     buffers: dict[str, Tensor]
     title: str
+    objective: str  # what it optimises, in words, for the first record
     mean_steps: float = 1.0  # the server's step is this much longer: see `mean_steps` of clients
     reclustering: Reclustering | None = None  # for clusters that follow the gradients
 
@@ -146,7 +147,8 @@ class Simulation:
         return self._record(cohort, updates, report)
 
     def _first_record(self) -> Record:
-        return {"round": 0, "num_clients": self.evaluator.dataset.num_clients}
+        num_clients = self.evaluator.dataset.num_clients
+        return {"round": 0, "num_clients": num_clients, "objective": self.objective}
 
     def _record(self, cohort: Cohort, updates: RoundUpdates, report: RoundReport) -> Record:
         aggregator, vector_bytes = self.server.aggregator, self.server.w.nbytes

@@ -28,6 +28,7 @@ from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
 from fedvarp.simulation.description import fingerprint, name_of, plain_value
+from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
 from fedvarp.simulation.round_loop import Simulation, SimulationResult
 from fedvarp.simulation.settings import Evaluation, Recording
@@ -103,6 +104,7 @@ class Task:
                 callbacks=self.callbacks,
                 buffers=flat.buffers(),
                 title=self.algorithm_name,
+                objective=self.objective,
                 mean_steps=mean_steps(self.local_sgd, self.dataset),
                 reclustering=reclustering(
                     clusters, aggregator, self.dataset, flat, self.loss, self.local_sgd, self.seed
@@ -138,6 +140,14 @@ class Task:
     def algorithm_name(self) -> str:
         """What the algorithm is called in tables and bars."""
         return self.algorithm if isinstance(self.algorithm, str) else name_of(self.algorithm)
+
+    @property
+    def objective(self) -> str:
+        """What the run minimises, in words."""
+        weights = self.client_weights
+        weighted = weights is not None and bool((weights != weights[0]).any())
+        name = self.algorithm_name
+        return objective(self.local_sgd, self.dataset, algorithm=name, weighted=weighted)
 
     @property
     def client_weights(self) -> Tensor | None:
