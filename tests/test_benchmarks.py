@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import torch
 from benchmarks import whole_commands
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, installed
-from benchmarks.reproduction import dips, steadiness
+from benchmarks.reproduction import steadiness
 from benchmarks.rounds import overhead, trainers, workloads
 from benchmarks.rounds.contest import Result, Turns, contest_table, ratios
 from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
@@ -225,20 +224,3 @@ def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> 
     assert fedvarp[1:] == ["0", "25.0", "100", "+10.0", "50"]
     assert fedavg[1:3] == ["0,", "1"]
     assert "67, –" in text
-
-
-def test_dips_are_looked_for_where_clients_take_many_steps(tmp_path: Path) -> None:
-    """Rounds 0, 10, …, 50; at 20 and 40 two clients take 100 steps together and accuracy falls."""
-    run = write_run(tmp_path / "one", [0.1, 0.5, 0.3, 0.5, 0.3, 0.5])
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for record in records:
-        if record["round"]:
-            record["num_steps"] = 100 if record["round"] in (20, 40) else 20
-    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    (line,) = [
-        line.split()
-        for line in dips.text([str(run), "--from-round", "10"]).splitlines()
-        if line.split()[:1] == ["one"]
-    ]
-    # Evaluations at 20, 30 and 40 have neighbours: −20, +20 and −20 points.
-    assert line[1:] == ["10", "to", "50", "-1.00", "-20.0", "+20.0"]

@@ -111,8 +111,8 @@ class NoisyQuadratics:
             noise *= math.sqrt(self.sigma2 * self.copies / local.shape[1])
             local = local - lr * (h * (local - b) + noise)
         steps = torch.full((len(clients),), num_steps)
-        deltas = (broadcast.w - local) / (lr * num_steps)
-        return RoundUpdates(clients, deltas, steps, torch.ones_like(steps), scale=lr * num_steps)
+        deltas = (broadcast.w - local) / lr
+        return RoundUpdates(clients, deltas, steps, torch.ones_like(steps), scale=lr)
 
     def run(
         self,

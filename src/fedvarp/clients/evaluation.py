@@ -40,7 +40,7 @@ class Evaluator:
         num_test_examples: How many examples of the test set, drawn once by the seed, are looked at;
             None: all of them; 0: none.
         validation_share: The share of the test set, the same in every run, that is set aside to
-            choose settings by, and left out of the test figures.
+            choose settings by, and left out of the test figures; None: none of it.
         seed: The run's seed.
         batch_size: Examples at a time; any size gives the same figures but for rounding.
     """
@@ -51,7 +51,7 @@ class Evaluator:
     client_weights: Tensor | None = None
     num_train_clients: int | None = None
     num_test_examples: int | None = None
-    validation_share: float = 0.0
+    validation_share: float | None = None
     seed: int = 0
     batch_size: int = 1000
 
@@ -145,7 +145,7 @@ class Evaluator:
         if self.dataset.test is None or self.num_test_examples == 0:
             return []
         x, y = self.dataset.test
-        num_validation = round(self.validation_share * len(x))
+        num_validation = round((self.validation_share or 0.0) * len(x))
         is_validation = torch.zeros(len(x), dtype=torch.bool)
         is_validation[random_subset(len(x), num_validation, stream(0, "validation"))] = True
         test = (~is_validation).nonzero().squeeze(1)

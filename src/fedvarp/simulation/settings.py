@@ -20,9 +20,9 @@ class Evaluation(Section):
     """Clients that the training loss is averaged over; all unless given, 0 for none."""
     num_test_examples: Annotated[int, Field(ge=0)] | None = None
     """Examples of the test set that are looked at; all unless given, 0 for none."""
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the test examples, the same in every run, that is set aside to choose settings by:
-    validation_accuracy and validation_loss, left out of the test figures."""
+    validation_accuracy and validation_loss, left out of the test figures; none unless given."""
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ends the run at the first evaluation that reaches it, such as 0.5."""
 
