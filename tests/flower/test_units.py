@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from fedvarp.flower import FedAvg, FedVARP
+from fedvarp.flower import MIFA, FedAvg, FedVARP, LocalSteps, Scaffold
 from flower.handmade_replies import DIM, NUM_CLIENTS, Round, a_model, a_strategy
 from flower.small_federation import a_grid, an_app, numbered_grid, row_of, run, train, w0
 
@@ -131,3 +134,48 @@ def test_a_reply_that_the_core_refuses_does_not_count_for_the_mean_of_steps() ->
     replies = [a_reply(0.5, num_steps=3, **told), a_reply(1e8, num_steps=10, **told)]
     round_.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)])
     assert round_.strategy._rounds.units.scale([], rate=1.0) == 3
+
+
+STEPS, EXAMPLES, RATE = (1, 4), (3, 1), 0.1
+
+
+def two_quadratics() -> ClientApp:
+    """f_i(w) = ½ (w − i)²: τ_i steps take a model q_i = 1 − (1 − η)^τ_i of the way to i."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        arrays = message.content.array_records["arrays"].to_torch_state_dict()
+        model = nn.ParameterDict({"w": nn.Parameter(arrays["w"])})
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        steps = LocalSteps(message, model, optimizer)
+        for _ in range(STEPS[client]):
+            model["w"].grad = model["w"].detach() - client
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": EXAMPLES[client], **steps.metrics()})
+        arrays_out = ArrayRecord(model.state_dict())
+        return Message(RecordDict({"arrays": arrays_out, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("normalise_steps", [False, True])
+@pytest.mark.parametrize("kind", [FedAvg, MIFA, Scaffold, "by examples"])
+def test_whom_the_model_is_trained_for(kind: Any, normalise_steps: bool) -> None:
+    """Averaged with weights a_i, the model rests where Σ a_i q_i (w − i) = 0.
+
+    That is w = a_1 q_1 / (a_0 q_0 + a_1 q_1). Normalised it has q_i / τ_i, which is nearly η for
+    both. SCAFFOLD rests where c = 0, in 1/2.
+    """
+    share = [1 - (1 - RATE) ** steps for steps in STEPS]
+    if normalise_steps:
+        share = [q / steps for q, steps in zip(share, STEPS, strict=True)]
+    more: dict[str, Any] = {"normalise_steps": normalise_steps, "fraction_evaluate": 0}
+    if kind == "by examples":
+        kind, more["weighting"] = FedAvg, "examples"
+        share = [n * q for n, q in zip(EXAMPLES, share, strict=True)]
+    rest = 0.5 if kind is Scaffold else share[1] / sum(share)
+    strategy = kind(**more)
+    run(strategy, numbered_grid(two_quadratics(), 2), rounds=80)
+    assert strategy.server.w.tolist() == pytest.approx([rest, rest], abs=1e-5)
