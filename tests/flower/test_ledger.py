@@ -222,7 +222,7 @@ def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture
     assert len(third) == 2
     strategy.aggregate_train(3, [replies[1]])
     assert table(strategy).get(torch.arange(2)).equal(before)
-    assert "it comes 2 round(s) late" in caplog.text
+    assert "it comes 2 round(s) late, and its row holds a newer update" in caplog.text
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -271,3 +271,25 @@ def test_of_late_replies_that_share_a_row_those_to_the_newest_round_count() -> N
     strategy.aggregate_train(3, late)
     assert row_of(strategy, "1") == [-3.5, -3.5]  # the mean of -3 and -4
     assert [client.last_round for client in strategy.clients] == [2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_late_reply_does_not_bring_its_client_back_to_a_cluster_it_has_left(
+    together: bool,
+) -> None:
+    """Client 1 is in region 1 in round 1, which it answers late, and in region 9 in round 2."""
+    grid = numbered_grid(an_app(reports=True), 2)
+    strategy = ClusterFedVARP(clusters="region")
+    strategy.begin(w0())
+    in_time, late = replies_by_node(strategy, grid, 1)
+    strategy.aggregate_train(1, [in_time])
+    replies = replies_by_node(strategy, grid, 2)
+    replies[1].content.metric_records["metrics"]["region"] = 9
+    strategy.aggregate_train(2, [*replies, late] if together else replies)
+    if not together:
+        ask(strategy, grid, 3)
+        strategy.aggregate_train(3, [late])
+    client = strategy.clients.named("1")
+    assert client is not None
+    assert client.cluster == "9"
+    assert row_of(strategy, "1") == [-2, -2]

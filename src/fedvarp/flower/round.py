@@ -155,11 +155,12 @@ class TrainingRounds:
             except RefusedReplyError as why:
                 outcome.refused.append((self.who(reply), str(why)))
         updates = []
-        for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
+        for update, name, label in sorted(found, key=lambda f: (name_order(f[1]), f[0].round)):
             if name == name_of_node(update.node):
                 outcome.nameless.append(name)
             client = self._meet(round, update, name)
-            self.rows.place(client, label)
+            is_newest = update.round > client.last_round  # a client may have moved on since
+            self.rows.place(client, label if is_newest else None)
             updates.append((update, client))
         return sorted(updates, key=lambda pair: pair[1].row)
 
@@ -246,7 +247,10 @@ class TrainingRounds:
                 self.rows.refreshed(client, update.round)
                 outcome.refreshed.append((client.name, staleness))
             else:
-                outcome.refused.append((repr(client.name), f"it comes {staleness} round(s) late"))
+                why = f"it comes {staleness} round(s) late"
+                if (update, client) not in fresh:
+                    why += ", and its row holds a newer update"
+                outcome.refused.append((repr(client.name), why))
         self.units.count(used)
 
     def _round_updates(
