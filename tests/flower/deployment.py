@@ -109,7 +109,7 @@ def fedvarp_by_hand(accepted: dict[int, list[int]]) -> NDArray[np.float64]:
         S = accepted[t]
         # (1 − η)^τ of the way is left after τ steps on ½ ‖w − centre‖².
         walked = 1 - (1 - CLIENT_LR) ** NUM_STEPS
-        delta = walked * (w - centres[S])  # of the whole walk: η_c τ is the same for all
+        delta = walked * (w - centres[S])  # over a rate that is the same in all rounds
         v = y.mean(0) + (delta - y[S]).mean(0)
         y[S] = delta
         w = w - v

@@ -122,6 +122,10 @@ DAMAGE: dict[str, tuple[Callable[[], RecordDict], str]] = {
     "no steps": (lambda: with_metric("num-steps", 0), "num-steps = 0"),
     "endless steps": (lambda: with_metric("num-steps", 10**9), "num-steps = 1e+09"),
     "no rate": (lambda: with_metric("client-lr", 0.0), "client-lr = 0"),
+    "no gradients": (lambda: with_metric("num-gradients", 0.0), "num-gradients = 0"),
+    "endless gradients": (lambda: with_metric("num-gradients", 2e7), "num-gradients = 2e+07"),
+    "NaN gradients": (lambda: with_metric("num-gradients", math.nan), "num-gradients = nan"),
+    "listed gradients": (lambda: with_metric("num-gradients", [1.0]), "is a list"),
     "NaN rate": (lambda: with_metric("client-lr", math.nan), "client-lr = nan"),
     "wild rate": (lambda: with_metric("client-lr", 1e5), "client-lr = 100000"),
     # √6 · 60 = 147, and about that from wherever the model has moved to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,11 +16,16 @@ from flower.in_process import InProcessGrid
 
 
 def an_app(
-    answers: bool = True, reports: bool = False, steps: int | None = None, uneven: bool = False
+    answers: bool = True,
+    reports: bool = False,
+    steps: int | None = None,
+    uneven: bool = False,
+    rates: Mapping[int, float] | None = None,
 ) -> ClientApp:
     """Client i moves the model by i + 1; may answer who it is, and report it.
 
-    If uneven, it takes i steps more than the others.
+    If uneven, it takes i steps more than the others. It reports the rate of a round, by its number,
+    where it is told one.
     """
     app = ClientApp()
     if answers:
@@ -36,6 +42,10 @@ def an_app(
             metrics["region"] = number % 3
         if steps is not None:
             metrics["num-steps"] = steps + number * uneven
+        current = message.content.config_records["config"]["server-round"]
+        assert isinstance(current, int)
+        if rates is not None and current in rates:
+            metrics["client-lr"] = rates[current]
         return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedvarp import LocalSGD
 from fedvarp.flower import LocalSteps, answer_identity
 
 
@@ -28,12 +29,42 @@ def test_steps_are_corrected_and_counted(momentum: float) -> None:
         model.weight.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     found = steps.metrics()
-    assert found["num-steps"] == 4
-    walk = found["num-steps"] * found["client-lr"]
+    assert (found["num-steps"], found["client-lr"]) == (4, 0.1)
+    # Momentum repeats gradients: 1 + 1.5 + 1.75 + 1.875. Without it they are as many as steps.
+    assert found.get("num-gradients") == (6.125 if momentum else None)
     # The normalised update is the corrected gradient, whatever the momentum.
+    walk = 0.1 * found.get("num-gradients", 4)
     torch.testing.assert_close(-model.weight.data / walk, torch.full((1, 2), 3.0))
-    if not momentum:
-        assert found["client-lr"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("step_decay", [1.0, 0.5])
+def test_gradients_are_counted_as_in_the_simulation(momentum: float, step_decay: float) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=momentum)
+    steps = LocalSteps(message(), model, optimizer)
+    for _ in range(7):
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= step_decay
+    found = steps.metrics()
+    simulated = LocalSGD(lr=0.3, batch_size=1, steps=7, momentum=momentum, step_decay=step_decay)
+    assert found["client-lr"] == 0.3
+    assert found.get("num-gradients", found["num-steps"]) == pytest.approx(
+        simulated.num_gradients(7), rel=1e-12
+    )
+    assert ("num-gradients" in found) == (momentum > 0 or step_decay < 1)
+
+
+def test_a_rate_that_warms_up_from_zero_counts_from_its_first_step_that_moves() -> None:
+    """Rates 0, 0.1, 0.3: no gradient of the rate 0.1, one of them, and three of them."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    steps = LocalSteps(message(), model, optimizer)
+    for rate in (0.0, 0.1, 0.3):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    found = {"num-steps": 3, "client-lr": 0.1, "num-gradients": pytest.approx(4.0)}
+    assert steps.metrics() == found
 
 
 def test_without_a_correction_steps_are_only_counted() -> None:

@@ -101,7 +101,7 @@ def test_stock_clients_go_by_their_node_id_with_one_warning(
     strategy = FedVARP(clients_per_round=2, seed=0)
     run(strategy, grid, rounds=4)
     assert caplog.text.count("so that they go by their node id") == 1
-    assert caplog.text.count("equally many local") == 1
+    assert caplog.text.count("the client rate is taken to be client_lr=1") == 1
     assert len(grid.sent_to("query.identity")) == 1, "one client that cannot answer is enough"
     assert table(strategy).num_clients == 5, "N is those who may be drawn"
 

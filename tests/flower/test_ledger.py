@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message
 
-from fedvarp.flower import MIFA, FedAvg, FedVARP, Scaffold
+from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.handmade_replies import NUM_CLIENTS, Round, good
 from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, row_of, table, train, w0
@@ -40,7 +41,7 @@ def test_errors_duplicates_and_strangers_have_their_reasons_too(
     assert "error 2: out of memory" in said
     assert said.count("it has answered already") == 1
     assert said.count("nothing was asked of it") == 3
-    assert one_round.rows().eq(-0.125).all(1).sum() == 1, "the first answer counts"
+    assert one_round.rows().eq(-0.25).all(1).sum() == 1, "the first answer counts"
     assert one_round.rows().eq(0).all(1).sum() == NUM_CLIENTS - 1
 
 
@@ -89,6 +90,11 @@ def delayed(grid: InProcessGrid, client: int, round: int) -> None:
     grid.tamper = tamper
 
 
+def replies_by_node(strategy: Any, grid: InProcessGrid, round: int) -> list[Message]:
+    replies = grid.send_and_receive(ask(strategy, grid, round))
+    return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+
+
 @pytest.mark.parametrize("kind", [FedVARP, MIFA])
 def test_a_late_reply_refreshes_its_row(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Client 0 is late in round 1 and not asked again: its row is from round 1 all the same."""
@@ -108,6 +114,34 @@ def test_a_late_reply_refreshes_its_row(kind: Any, caplog: pytest.LogCaptureFixt
     assert "'0', 1 round(s) stale" in late[0]
     assert row_of(strategy, "0") == [-1, -1], "relative to the model of round 1"
     assert table(strategy).mean().tolist() == [-1.5, -1.5]
+
+
+def test_a_late_reply_is_measured_by_the_rate_of_its_own_round() -> None:
+    """Rates 0.5 and 0.25: client 1's move of 2 in round 1 is a row of -4, though it comes later."""
+    grid = numbered_grid(an_app(rates={1: 0.5, 2: 0.25}), 2)
+    strategy = FedVARP(fraction_evaluate=0)
+    strategy.begin(w0())
+    in_time, late = replies_by_node(strategy, grid, 1)
+    strategy.aggregate_train(1, [in_time])
+    grid.disconnect(101)
+    replies = list(grid.send_and_receive(ask(strategy, grid, 2)))
+    strategy.aggregate_train(2, [*replies, late])
+    assert row_of(strategy, "0") == [-4, -4]  # a move of 1 in round 2
+    assert row_of(strategy, "1") == [-4, -4]
+
+
+def test_a_late_reply_to_a_round_without_a_rate_is_measured_by_the_latest() -> None:
+    """Nobody answers round 2 in time, so that nothing but the rate of round 1, 0.5, is known."""
+    grid = numbered_grid(an_app(rates={1: 0.5, 2: 0.25}), 1)
+    strategy = FedVARP(fraction_evaluate=0)
+    strategy.begin(w0())
+    train(strategy, grid, 1)
+    late = list(grid.send_and_receive(ask(strategy, grid, 2)))
+    strategy.aggregate_train(2, [])
+    table(strategy).put(torch.tensor([0]), torch.full((1, 2), 9.0))
+    ask(strategy, grid, 3)
+    strategy.aggregate_train(3, late)
+    assert row_of(strategy, "0") == [-2, -2]
 
 
 @pytest.mark.parametrize(("kind", "late_replies"), [(FedVARP, 0), (FedAvg, 10), (Scaffold, 10)])
@@ -188,4 +222,74 @@ def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture
     assert len(third) == 2
     strategy.aggregate_train(3, [replies[1]])
     assert table(strategy).get(torch.arange(2)).equal(before)
-    assert "it comes 2 round(s) late" in caplog.text
+    assert "it comes 2 round(s) late, and its row holds a newer update" in caplog.text
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_old_reply_does_not_undo_a_newer_one_of_another_client_in_its_cluster(
+    resumed: bool, tmp_path: Path
+) -> None:
+    """Clients 0 and 1 share a row, in which client 0's update of round 2 is newer than client 1's.
+
+    Client 0 moves the model by 1, client 1 by 2; client 1 sees round 1 only, and answers late.
+    """
+    grid = numbered_grid(an_app(), 2)
+
+    def a_strategy() -> ClusterFedVARP:
+        strategy = ClusterFedVARP(clusters={0: "a", 1: "a"}, checkpoint=tmp_path)
+        strategy.begin(w0())
+        return strategy
+
+    strategy = a_strategy()
+    in_time, late = replies_by_node(strategy, grid, 1)
+    strategy.aggregate_train(1, [in_time])
+    grid.disconnect(101)
+    train(strategy, grid, 2)
+    if resumed:
+        strategy._begun.commit({})
+        question = strategy._rounds.ledger._questions["1"]
+        strategy.close()
+        strategy = a_strategy()
+        strategy._rounds.ledger._questions["1"] = question  # a restart forgets what was asked
+    ask(strategy, grid, 3)
+    strategy.aggregate_train(3, [late])
+    assert row_of(strategy, "1") == [-1, -1]
+    strategy.close()
+
+
+def test_of_late_replies_that_share_a_row_those_to_the_newest_round_count() -> None:
+    """Client i moves the model by i + 1. Of the late ones 1 answers round 1, 2 and 3 round 2."""
+    grid = numbered_grid(an_app(), 4)
+    strategy = ClusterFedVARP(clusters={0: "in time", 1: "a", 2: "a", 3: "a"})
+    strategy.begin(w0())
+    late: list[Message] = []
+    for t, late_nodes in ((1, {101}), (2, {102, 103})):
+        replies = list(grid.send_and_receive(ask(strategy, grid, t)))
+        late += [reply for reply in replies if reply.metadata.src_node_id in late_nodes]
+        strategy.aggregate_train(t, [r for r in replies if r.metadata.src_node_id == 100])
+    ask(strategy, grid, 3)
+    strategy.aggregate_train(3, late)
+    assert row_of(strategy, "1") == [-3.5, -3.5]  # the mean of -3 and -4
+    assert [client.last_round for client in strategy.clients] == [2, 0, 2, 2]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_late_reply_does_not_bring_its_client_back_to_a_cluster_it_has_left(
+    together: bool,
+) -> None:
+    """Client 1 is in region 1 in round 1, which it answers late, and in region 9 in round 2."""
+    grid = numbered_grid(an_app(reports=True), 2)
+    strategy = ClusterFedVARP(clusters="region")
+    strategy.begin(w0())
+    in_time, late = replies_by_node(strategy, grid, 1)
+    strategy.aggregate_train(1, [in_time])
+    replies = replies_by_node(strategy, grid, 2)
+    replies[1].content.metric_records["metrics"]["region"] = 9
+    strategy.aggregate_train(2, [*replies, late] if together else replies)
+    if not together:
+        ask(strategy, grid, 3)
+        strategy.aggregate_train(3, [late])
+    client = strategy.clients.named("1")
+    assert client is not None
+    assert client.cluster == "9"
+    assert row_of(strategy, "1") == [-2, -2]

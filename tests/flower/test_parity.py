@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,22 +14,62 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import FlatModel, LocalSGD
-from fedvarp.clients import local_training
+from fedvarp.clients.local_training import batches
+from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, digits
-from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold, answer_identity
-from fedvarp.flower.client import CORRECTION_RECORD
+from fedvarp.data.federated_dataset import Examples
+from fedvarp.flower import (
+    MIFA,
+    ClusterFedVARP,
+    FedAvg,
+    FedVARP,
+    LocalSteps,
+    Scaffold,
+    answer_identity,
+)
 from fedvarp.models import LogisticRegression, initialised
 from flower.in_process import InProcessGrid
 from simulating import simulate
 
 NUM_CLIENTS = 32
-LOCAL_SGD = LocalSGD(lr=0.2, batch_size=10, epochs=2)
 STRATEGIES: dict[str, Any] = {
     "fedavg": FedAvg,
     "fedvarp": FedVARP,
     "cluster_fedvarp": ClusterFedVARP,
     "mifa": MIFA,
     "scaffold": Scaffold,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that both engines should make alike."""
+
+    local_sgd: LocalSGD
+    rounds: int
+    clients_per_round: int
+
+
+PLAIN = LocalSGD(lr=0.2, batch_size=10, epochs=2)
+CHANGING = LocalSGD(
+    lr=0.2,
+    batch_size=10,
+    epochs=2,
+    momentum=0.5,
+    weight_decay=0.001,
+    schedule=Exponential(decay=0.9),
+    step_decay=0.95,
+)
+NORMALISED = CHANGING.model_copy(update={"normalise_steps": True})
+# The simulation knows the mean τ of all clients, a federation that of the clients it has heard of:
+# the same where all take part, or all take as many steps.
+CASES = {
+    "plain": Case(PLAIN, rounds=10, clients_per_round=5),
+    "momentum and changing rates": Case(CHANGING, rounds=10, clients_per_round=5),
+    "normalised, all take part": Case(NORMALISED, rounds=4, clients_per_round=NUM_CLIENTS),
+    "normalised, equal steps": Case(
+        NORMALISED.model_copy(update={"epochs": None, "steps": 6}), rounds=10, clients_per_round=5
+    ),
 }
 
 
@@ -39,82 +80,75 @@ def a_model() -> LogisticRegression:
 def local_sgd_app(
     dataset: FederatedDataset, model: nn.Module, local_sgd: LocalSGD, seed: int
 ) -> ClientApp:
-    """A client app that trains as `fedvarp.simulate` does, and says who it is when asked."""
+    """A client app as a user writes it, with torch's SGD, over the batches of `fedvarp.simulate`.
+
+    It says who it is when asked.
+    """
     app = ClientApp()
     answer_identity(app)
-    flat = FlatModel(model)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         client = int(context.node_config["partition-id"])
-        arrays = message.content.array_records["arrays"].to_torch_state_dict()
-        w = torch.cat([arrays[name].reshape(-1) for name in flat.names])
+        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         current = message.content.config_records["config"]["server-round"]
         assert isinstance(current, int)
-        correction = None
-        if CORRECTION_RECORD in message.content:
-            sent = message.content.array_records[CORRECTION_RECORD].to_torch_state_dict()
-            correction = torch.cat([sent[name].reshape(-1) for name in flat.names])
-        result = local_training.train(
-            local_sgd,
-            flat,
-            cross_entropy,
-            w,
-            dataset.client(client),
-            seed=seed,
-            round=current - 1,
-            client=client,
-            correction=correction,
-            augment=dataset.augment,
-        )
-        own = w - result.delta * result.walk
-        metrics = MetricRecord(
-            {
-                "num-examples": result.num_examples,
-                "num-steps": result.num_steps,
-                "client-lr": result.walk / result.num_steps,
-                "loss": result.mean_loss,
-            }
-        )
-        content = RecordDict({"arrays": ArrayRecord(flat.state_dict(own)), "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        client = int(context.node_config["partition-id"])
         x, y = dataset.client(client)
-        module = flat.module
-        module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        with torch.no_grad():
-            loss = float(cross_entropy(module(x), y))
-        metrics = MetricRecord({"loss": loss, "num-examples": len(x)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=local_sgd.rate(current - 1),
+            momentum=local_sgd.momentum,
+            weight_decay=local_sgd.weight_decay,
+        )
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, local_sgd.step_decay)
+        steps = LocalSteps(message, model, optimizer)
+        for chosen in batches(local_sgd, len(x), seed, current - 1, client):
+            optimizer.zero_grad()
+            torch.autograd.backward(cross_entropy(model(x[chosen]), y[chosen]))
+            optimizer.step()
+            decay.step()
+        metrics = MetricRecord({"num-examples": len(x), **steps.metrics()})
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
 
     return app
 
 
 @pytest.fixture(scope="module")
 def dataset() -> FederatedDataset:
-    return digits(num_clients=NUM_CLIENTS)
+    """Digits over clients of 5 … 50 examples, so that they take 2 … 10 steps."""
+    equal = digits(num_clients=NUM_CLIENTS)
+    assert equal.num_examples is not None
+    sizes = [5 + 7 * i % 46 for i in range(NUM_CLIENTS)]
+    assert max(sizes) <= int(equal.num_examples.min())
+
+    def load(i: int) -> Examples:
+        x, y = equal.client(i)
+        return x[: sizes[i]], y[: sizes[i]]
+
+    return replace(equal, load=load, num_examples=torch.tensor(sizes))
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("algorithm", STRATEGIES)
-def test_twenty_rounds_are_those_of_the_simulation(
-    dataset: FederatedDataset, algorithm: str
+def test_rounds_are_those_of_the_simulation(
+    dataset: FederatedDataset, algorithm: str, case: str
 ) -> None:
     """Node ids are random, and nodes come in random order: only names may count."""
+    local_sgd, rounds = CASES[case].local_sgd, CASES[case].rounds
+    clients_per_round = CASES[case].clients_per_round
     simulated = simulate(
         dataset,
         a_model(),
         algorithm=algorithm,
-        local_sgd=LOCAL_SGD,
-        rounds=20,
-        clients_per_round=5,
+        local_sgd=local_sgd,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
         seed=3,
-        evaluate_every=20,
+        evaluate_every=rounds,
         progress=False,
     )
-    grid = InProcessGrid(local_sgd_app(dataset, a_model(), LOCAL_SGD, seed=3))
+    grid = InProcessGrid(local_sgd_app(dataset, a_model(), local_sgd, seed=3))
     chance = random.Random(algorithm)
     for client in chance.sample(range(NUM_CLIENTS), NUM_CLIENTS):
         grid.connect(chance.getrandbits(63), {"partition-id": client})
@@ -124,14 +158,15 @@ def test_twenty_rounds_are_those_of_the_simulation(
         settings["clusters"] = dict(enumerate(dataset.cluster_of.tolist()))
     strategy = STRATEGIES[algorithm](
         num_clients=NUM_CLIENTS,
-        clients_per_round=5,
+        clients_per_round=clients_per_round,
         seed=3,
         fraction_evaluate=0.0,
+        normalise_steps=local_sgd.normalise_steps,
         **settings,
     )
     start = ArrayRecord(a_model().state_dict())
-    result = strategy.start(grid, start, num_rounds=20, timeout=60)
-    assert strategy.server.round == 20
+    result = strategy.start(grid, start, num_rounds=rounds, timeout=60)
+    assert strategy.server.round == rounds
     arrays = result.arrays.to_torch_state_dict()
     flower = torch.cat([tensor.reshape(-1) for tensor in arrays.values()])
     torch.testing.assert_close(flower, simulated.server.w, rtol=0, atol=1e-6)

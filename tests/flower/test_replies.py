@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from hypothesis import example, given, settings
+from hypothesis import example, given
+from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from fedvarp.flower import MIFA, FedVARP, Scaffold
@@ -26,7 +27,6 @@ from flower.handmade_replies import (
     numbers,
     without,
 )
-from flower.small_federation import a_grid, an_app, row_of, run
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -42,8 +42,8 @@ def test_each_damage_has_its_reason_and_the_others_count(
     assert len(said) == 1
     assert "node 9" in said[0]
     assert reason in said[0]
-    # w_i = 0.5 after two steps: Δ_i = (0 - 0.5) / 2, for the two good clients only.
-    assert one_round.rows().eq(-0.25).all(1).sum() == 2
+    # w_i = 0.5 at a rate of 1: Δ_i = 0 - 0.5, for the two good clients only.
+    assert one_round.rows().eq(-0.5).all(1).sum() == 2
     assert one_round.rows().eq(0).all(1).sum() == NUM_CLIENTS - 2
     assert one_round.strategy.server.w.tolist() == [0.5] * DIM
     one_round.check_law()
@@ -76,8 +76,13 @@ def test_running_statistics_that_diverged_are_refused(caplog: pytest.LogCaptureF
     assert round_.arrays["bn.running_mean"].numpy().tolist() == [3, 3]
 
 
-def test_scaffold_needs_the_number_of_steps(caplog: pytest.LogCaptureFixture) -> None:
-    round_ = Round(Scaffold(num_clients=NUM_CLIENTS, ask_names=False))
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(Scaffold, {}), (FedVARP, {"normalise_steps": True})]
+)
+def test_steps_are_needed_by_scaffold_and_to_normalise(
+    kind: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    round_ = Round(kind(num_clients=NUM_CLIENTS, ask_names=False, **settings))
     asked = round_.ask(1)
     replies = [without("metrics", "num-steps"), good()]
     round_.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)])
@@ -89,14 +94,6 @@ def test_names_are_short_and_whole_numbers_have_no_point() -> None:
     told = ConfigRecord({"a": 2.0, "b": "x" * 201, "c": "x" * 200})
     content = RecordDict({"told": told})
     assert [text_in(content, key) for key in "abc"] == ["2", None, "x" * 200]
-
-
-def test_reported_steps_make_rows_comparable() -> None:
-    grid = a_grid(an_app(steps=4), 2, seed=0)
-    strategy = FedVARP(client_lr=0.5)
-    run(strategy, grid, rounds=1)
-    assert row_of(strategy, "1") == [-1.0, -1.0]  # a move of 2 in 4 steps at rate 0.5
-    assert strategy.server.w.tolist() == [1.5, 1.5], "the mean move, whatever the units"
 
 
 @pytest.mark.parametrize("kind", [FedVARP, MIFA])
@@ -133,6 +130,9 @@ def test_a_thousand_replies_with_every_kind_of_damage(kind: Any) -> None:
     assert seen >= 1000
 
 
+REPORTED = ["num-examples", "num-steps", "num-gradients", "client-lr"]
+
+
 ANY_NUMBER = st.one_of(st.integers(-(2**70), 2**70), st.floats(), st.lists(st.floats(), max_size=3))
 
 
@@ -154,16 +154,16 @@ ANY_REPLY = st.builds(
     ),
     st.dictionaries(st.sampled_from([*SHAPES, "steps", "other"]), ANY_ARRAY, max_size=4),
     st.dictionaries(
-        st.sampled_from(["num-examples", "num-steps", "client-lr", "partition-id", "loss"]),
+        st.sampled_from([*REPORTED, "partition-id", "loss"]),
         ANY_NUMBER,
-        max_size=5,
+        max_size=6,
     ),
 )
 
 
 @given(damaged=st.lists(ANY_REPLY, min_size=1, max_size=4), value=st.floats(-9, 9, width=32))
 @example(damaged=[RecordDict()], value=2.0**-149)
-@settings(max_examples=60, deadline=None)
+@given_settings(max_examples=60, deadline=None)
 def test_whatever_arrives_the_law_holds_and_good_replies_count(
     damaged: list[RecordDict], value: float
 ) -> None:
@@ -172,7 +172,8 @@ def test_whatever_arrives_the_law_holds_and_good_replies_count(
     replies = [Message(c, reply_to=asked[n]) for n, c in enumerate(damaged, 1)]
     round_.end(1, [*replies, Message(good(value), reply_to=asked[9])])
     row = round_.strategy.clients.at(9).row
-    half = np.float32(-value) / np.float32(2)  # in float32: half of the least number is zero
-    assert round_.rows()[row].tolist() == [float(half)] * DIM
+    # The difference over the rate of the round, whoever has reported that.
+    delta = np.float32(-value) / np.float32(round_.strategy._rounds.units.latest_rate)
+    assert round_.rows()[row].tolist() == [float(delta)] * DIM
     assert bool(round_.strategy.server.w.isfinite().all())
     round_.check_law()

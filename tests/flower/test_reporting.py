@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedvarp.flower import FedVARP
+from fedvarp.flower import FedAvg, FedVARP, Scaffold
 from flower.handmade_replies import Round, with_metric
-from flower.small_federation import a_grid, an_app, run
+from flower.small_federation import a_grid, an_app, run, w0
 
 
 def test_absurd_metrics_are_left_out_of_the_means(one_round: Round) -> None:
@@ -37,3 +38,32 @@ def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> No
     strategy.summary()
     assert "0 of 250 rows written, float16, 2.00 MB each" in caplog.text
     assert "500.00 MB when full, in memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "objective"),
+    [
+        (FedVARP(), "by their local steps"),
+        (FedVARP(normalise_steps=True), "once each"),
+        (Scaffold(), "once each"),
+        (FedAvg(weighting="examples"), "by their examples times their local steps"),
+        (FedAvg(weighting="examples", normalise_steps=True), "by their examples\n"),
+    ],
+)
+def test_the_start_says_whom_the_model_is_trained_for(
+    strategy: Any, objective: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy.begin(w0())
+    strategy.summary()
+    assert f"Clients count: {objective}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "rates", "said"),
+    [(FedVARP, None, 1), (FedVARP, {2: 0.1}, 1), (FedVARP, {1: 0.1}, 0), (FedAvg, None, 0)],
+)
+def test_rates_that_are_not_reported_are_told_where_rows_depend_on_them(
+    kind: Any, rates: Any, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(kind(fraction_evaluate=0), a_grid(an_app(rates=rates), 2, seed=0), rounds=2)
+    assert caplog.text.count("taken to be client_lr=1 in all rounds") == said

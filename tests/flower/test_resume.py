@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fedvarp import CheckpointError, ServerMomentum, Steady
+from fedvarp import CheckpointError, ServerMomentum
 from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
 
@@ -26,10 +26,12 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("where", "normalise_steps"), [("memory", False), ("disk", False), ("memory", True)]
+)
 @pytest.mark.parametrize("kind", EVERY)
 def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
-    kind: Any, where: Any, tmp_path: Path
+    kind: Any, where: Any, normalise_steps: bool, tmp_path: Path
 ) -> None:
     """Node ids are new after each restart, as in a simulation; names and rows are not."""
 
@@ -41,11 +43,11 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
 
     app = an_app(reports=True, steps=2, uneven=True)
     deaths: set[int] = set()
-    calm = make(kind, server_optimizer=Steady(ServerMomentum(0.1)))
+    same = {"server_optimizer": ServerMomentum(0.1), "normalise_steps": normalise_steps}
+    calm = make(kind, **same)
     whole = run(calm, a_grid(app, 8, seed=0), rounds=6, evaluate_fn=evaluate)
     deaths = {0, 2, 5}
-    optimizer = Steady(ServerMomentum(0.1))
-    settings = {"checkpoint": tmp_path, "where": where, "server_optimizer": optimizer}
+    settings = {"checkpoint": tmp_path, "where": where, **same}
     for seed in (1, 2, 3):
         with pytest.raises(Killed):
             run(make(kind, **settings), a_grid(app, 8, seed), rounds=6, evaluate_fn=evaluate)
@@ -90,9 +92,22 @@ def test_another_run_is_not_continued(tmp_path: Path) -> None:
         run(FedVARP(checkpoint=tmp_path, seed=1), grid, rounds=2)
     with pytest.raises(CheckpointError, match=r"client_lr=1\.0, not 0\.1: .* different units"):
         run(FedVARP(checkpoint=tmp_path, client_lr=0.1), grid, rounds=2)
+    with pytest.raises(CheckpointError, match=r"normalise_steps=False, not True: .* objective"):
+        run(FedVARP(checkpoint=tmp_path, normalise_steps=True), grid, rounds=2)
     with pytest.raises(CheckpointError, match="other arrays"):
         FedVARP(checkpoint=tmp_path).start(grid, ArrayRecord({"v": torch.zeros(2)}))
     assert run(FedVARP(checkpoint=tmp_path), grid, rounds=2).arrays, "the folder is free again"
+
+
+def test_a_run_of_a_version_without_a_setting_is_refused(tmp_path: Path) -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    old = FedVARP(checkpoint=tmp_path, fraction_evaluate=0)
+    old.begin(w0())
+    del old._begun.unchanging["normalise_steps"]  # type: ignore[attr-defined]
+    old._begun.commit({})
+    old.close()
+    with pytest.raises(CheckpointError, match=r"without the setting normalise_steps: .*folder"):
+        run(FedVARP(checkpoint=tmp_path), grid, rounds=1)
 
 
 def test_another_weighting_does_not_continue_a_run(tmp_path: Path) -> None:

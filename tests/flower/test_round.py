@@ -47,19 +47,19 @@ def test_too_few_replies_change_nothing(caplog: pytest.LogCaptureFixture) -> Non
     assert not round_.strategy.server.w.any()
     asked = round_.ask(2)
     round_.end(2, [Message(good(), reply_to=asked[node]) for node in (3, 4, 5)])
-    assert round_.rows().eq(-0.25).all(1).sum() == 3
+    assert round_.rows().eq(-0.5).all(1).sum() == 3
 
 
 def test_what_the_core_refuses_is_refused_too(
     one_round: Round, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A move of 0.5 at a rate of 1e-12 and one of 1e8: the row would hold 5e11 and 1e20."""
+    """A move of 0.5 at a rate of 1e-12 is a row of 5e11; one of 1e8 would make it 1e20."""
     asked = one_round.ask(1)
     replies = [with_metric("client-lr", 1e-12) for _ in range(2)]
     replies[1]["arrays"] = a_model(1e8)
     one_round.strategy._rounds.reader.__dict__["max_norm"] = None
     one_round.end(1, [Message(c, reply_to=asked[n]) for n, c in enumerate(replies, 1)])
-    assert "reaches 5.0e+19" in caplog.text
+    assert "reaches 1.0e+20" in caplog.text
     assert "1 replies used, 1 not." in caplog.text
     assert one_round.rows().any(1).sum() == 1
     assert one_round.strategy.server.w.tolist() == pytest.approx([0.5] * DIM)
@@ -76,7 +76,7 @@ def test_two_nodes_that_claim_one_name_count_once(
         1, [Message(with_metric("partition-id", 4), reply_to=asked[node]) for node in (7, 8)]
     )
     assert "client '4' has answered already" in caplog.text
-    assert one_round.rows().eq(-0.25).all(1).sum() == 1
+    assert one_round.rows().eq(-0.5).all(1).sum() == 1
 
 
 def test_scaffold_refuses_an_update_made_with_the_correction_of_another_row(

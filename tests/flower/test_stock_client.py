@@ -141,7 +141,7 @@ def test_the_quick_start_runs_unchanged_and_goes_on_where_it_ended(tmp_path: Pat
     found, log = run(tmp_path, "FedVARP", rounds=4)
     assert found["round"] == 4
     assert log.count("so that they go by their node id") == 1
-    assert log.count("equally many local") == 1
+    assert log.count("the client rate is taken to be client_lr=1") == 1
     assert list(found["trained"]) == ["1", "2", "3", "4"]
     assert found["evaluated"]["4"]["eval_loss"] < found["evaluated"]["1"]["eval_loss"]
     longer, _ = run(tmp_path, "FedVARP", rounds=6)

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 NUM_EXAMPLES: Final = "num-examples"
 """How many examples a client trained on; every reply must have it."""
 NUM_STEPS: Final = "num-steps"
-"""How many local steps a client took, τ_i."""
+"""How many local steps a client took."""
 CLIENT_LR: Final = "client-lr"
-"""The mean rate of these steps, η_c."""
+"""The rate η_c with which it began the round."""
+NUM_GRADIENTS: Final = "num-gradients"
+"""How many gradients its walk adds up in units of that rate, τ_i, if not as many as steps."""
 
 IDENTITY_ACTION: Final = "identity"
 IDENTITY_RECORD: Final = "identity"
@@ -56,7 +58,8 @@ class LocalSteps:
         metrics = {"num-examples": n, **steps.metrics()}
 
     Every `optimizer.step` first adds the server's correction c − c_i to the gradients, if the
-    message brings one, and is counted. The optimiser must be SGD, with or without momentum.
+    message brings one, and is counted. The optimiser must be SGD, with or without plain momentum
+    (neither dampened nor Nesterov's).
 
     Args:
         message: The message as it came from the server.
@@ -69,17 +72,22 @@ class LocalSteps:
     ) -> None:
         self._corrections = _corrections(message, model)
         self._steps = 0
-        self._walk = 0.0
-        self._momentum_so_far = 0.0
+        self._client_lr = 0.0
+        self._gradients = 0.0
+        self._repeated = 0.0
         optimizer.register_step_pre_hook(self._before_step)
 
     def metrics(self) -> dict[str, int | float]:
         """What the reply's MetricRecord should say about the steps.
 
         Returns:
-            Their number, and the mean rate at which they were taken.
+            Their number, and the rate of the first of them. With momentum, or a rate that changes
+            within the round, also how many gradients of that rate they add up.
         """
-        return {NUM_STEPS: self._steps, CLIENT_LR: self._walk / max(1, self._steps)}
+        told: dict[str, int | float] = {NUM_STEPS: self._steps, CLIENT_LR: self._client_lr}
+        if self._gradients != self._steps:
+            told[NUM_GRADIENTS] = self._gradients
+        return told
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter, correction in self._corrections:
@@ -88,9 +96,12 @@ class LocalSteps:
             else:
                 parameter.grad.add_(correction)
         group = optimizer.param_groups[0]
-        # Momentum repeats each gradient; counted as often, the update stays a mean of gradients.
-        self._momentum_so_far = group.get("momentum", 0.0) * self._momentum_so_far + 1
-        self._walk += float(group["lr"]) * self._momentum_so_far
+        rate = float(group["lr"])
+        self._client_lr = self._client_lr or rate  # a rate that warms up from 0 is no unit
+        # A gradient counts by what it moves the model in all: momentum repeats it in later steps.
+        self._repeated = group.get("momentum", 0.0) * self._repeated + 1
+        if rate:
+            self._gradients += rate / self._client_lr * self._repeated
         self._steps += 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flwr.app import Message, Metadata
@@ -25,6 +25,7 @@ class Question:
     w: Tensor  # (d,) float32, the model that was sent
     rows: dict[int, int | None]  # node: its client's row; None if that was not known
     heard: set[int | str] = field(default_factory=set)  # nodes and names whose answer was taken
+    client_lr: float | None = None  # the rate of the round, once replies have told it
 
 
 class Ledger:
@@ -55,7 +56,7 @@ class Ledger:
             rows: The row of the client at each node that is asked; None if it is not known.
         """
         earlier = self._questions.get(str(round)) or Question(round, w, {})
-        self._questions[str(round)] = Question(round, w, {**earlier.rows, **rows}, earlier.heard)
+        self._questions[str(round)] = replace(earlier, w=w, rows={**earlier.rows, **rows})
 
     def address(self, round: int, messages: Iterable[Message]) -> None:
         """Notes to which nodes these messages are about to be sent.
@@ -99,6 +100,26 @@ class Ledger:
         if node in question.heard:
             raise RefusedReplyError("it has answered already")
         return question
+
+    def note_rate(self, round: int, client_lr: float) -> None:
+        """Notes the rate of a round, for replies to it that are still to come.
+
+        Args:
+            round: The round, counted from 1.
+            client_lr: η_c of its clients.
+        """
+        self._questions[str(round)].client_lr = client_lr
+
+    def rate_of(self, round: int) -> float | None:
+        """The rate of a round to which a reply has just come.
+
+        Args:
+            round: The round, counted from 1.
+
+        Returns:
+            η_c; None if that round had no replies that could be used.
+        """
+        return self._questions[str(round)].client_lr
 
     def expected_row(self, reply: Message) -> tuple[int, int]:
         """A key to sort replies by: the rows of known clients first, ascending.

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
-from fedvarp.flower.client import CLIENT_LR, NUM_EXAMPLES, NUM_STEPS
+from fedvarp.flower.client import CLIENT_LR, NUM_EXAMPLES, NUM_GRADIENTS, NUM_STEPS
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 # Beyond these a number is a fault, not a measurement.
-_MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, CLIENT_LR: 1e4}
-_LEAST_RATE: Final = 1e-12
+_MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, NUM_GRADIENTS: 1e7, CLIENT_LR: 1e4}
+_LEAST: Final = 1e-12
 _LONGEST_NAME: Final = 200
 
 
@@ -35,7 +34,9 @@ class Update:
     magnitude: float  # the largest absolute value in it
     buffers: dict[str, Tensor]
     num_examples: int
-    measured: dict[str, float]  # the client's own num-steps and client-lr, where it sends them
+    num_steps: int  # as the client counts them; 1 if it does not say
+    num_gradients: float  # how many gradients the difference adds up, τ_i; num_steps if not said
+    client_lr: float | None  # η_c; None if the client does not say
     content: RecordDict
 
 
@@ -71,7 +72,9 @@ class ReplyReader:
             RefusedReplyError: It cannot be used.
         """
         num_examples = examples_in(reply.content)
-        measured = self._measured(reply.content)
+        num_steps = self._steps_in(reply.content)
+        num_gradients = _positive_in(reply.content, NUM_GRADIENTS)
+        client_lr = _positive_in(reply.content, CLIENT_LR)
         record = self._arrays(reply.content)
         try:
             self.layout.check(record)
@@ -87,26 +90,22 @@ class ReplyReader:
             magnitude=magnitude,
             buffers=buffers,
             num_examples=num_examples,
-            measured=measured,
+            num_steps=num_steps,
+            num_gradients=num_steps if num_gradients is None else num_gradients,
+            client_lr=client_lr,
             content=reply.content,
         )
 
-    def _measured(self, content: RecordDict) -> dict[str, float]:
-        measured: dict[str, float] = {}
+    def _steps_in(self, content: RecordDict) -> int:
         steps = _number_in(content, NUM_STEPS)
         if steps is not None:
-            measured[NUM_STEPS] = _whole(NUM_STEPS, steps)
-        elif self.steps_needed:
+            return _whole(NUM_STEPS, steps)
+        if self.steps_needed:
             raise RefusedReplyError(
-                f"it does not report {NUM_STEPS!r}, which this algorithm needs; use "
+                f"it does not report {NUM_STEPS!r}, which SCAFFOLD and normalise_steps need; use "
                 f"fedvarp.flower.LocalSteps in the client"
             )
-        rate = _number_in(content, CLIENT_LR)
-        if rate is not None:
-            if not _LEAST_RATE <= rate <= _MOST[CLIENT_LR]:
-                raise RefusedReplyError(f"it reports {CLIENT_LR} = {rate:g}")
-            measured[CLIENT_LR] = rate
-        return measured
+        return 1
 
     def _arrays(self, content: RecordDict) -> ArrayRecord:
         records = content.array_records
@@ -133,72 +132,6 @@ class ReplyReader:
                 raise RefusedReplyError(
                     f"its update has norm {norm:.3g}, above max_update_norm={self.max_norm:g}"
                 )
-
-
-class StepUnits:
-    """How far each client walked, so that rows of different clients and rounds are comparable.
-
-    A row is (w - w_i) / (η_c τ_i). Most Flower clients report neither τ_i nor η_c: all are then
-    taken to be equal, which leaves raw updates up to a common factor.
-
-    What the replies of the first round report is the unit of the whole run, since mixed units would
-    make nonsense of the table: after a first round without `num-steps`, later reports of it are
-    ignored; after a first round with it, a client that is silent about it is taken to have walked
-    as far as the others did lately.
-
-    Args:
-        client_lr: η_c of clients that do not report it; cancels out if it is the same for all.
-    """
-
-    def __init__(self, client_lr: float) -> None:
-        self._defaults = {NUM_STEPS: 1.0, CLIENT_LR: client_lr}
-        self._lately: dict[str, float] | None = None  # means of what was reported; None: no round
-
-    @property
-    def are_settled(self) -> bool:
-        """Whether the first replies have come."""
-        return self._lately is not None
-
-    @property
-    def steps_are_counted(self) -> bool:
-        """Whether clients report their number of steps."""
-        return self._lately is not None and NUM_STEPS in self._lately
-
-    def measure(self, updates: Sequence[Update]) -> list[tuple[int, float]]:
-        """How far the clients of these updates walked; the first call settles the units.
-
-        Args:
-            updates: At least one update.
-
-        Returns:
-            (τ_i, η_c τ_i) for each.
-        """
-        if self._lately is None:
-            self._lately = {
-                key: 0.0 for key in self._defaults if all(key in u.measured for u in updates)
-            }
-        for key in self._lately:
-            reports = [u.measured[key] for u in updates if key in u.measured]
-            if reports:
-                self._lately[key] = sum(reports) / len(reports)
-        return [self._of(update, self._lately) for update in updates]
-
-    def _of(self, update: Update, lately: Mapping[str, float]) -> tuple[int, float]:
-        own = {key: update.measured[key] for key in lately if key in update.measured}
-        chosen = {**self._defaults, **lately, **own}
-        return max(1, round(chosen[NUM_STEPS])), chosen[NUM_STEPS] * chosen[CLIENT_LR]
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps of it, as JSON can hold it."""
-        return {"lately": self._lately}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `state_dict` gave.
-
-        Args:
-            state: From a checkpoint.
-        """
-        self._lately = state["lately"]
 
 
 def refuse_error(reply: Message) -> None:
@@ -232,7 +165,7 @@ def examples_in(content: RecordDict) -> int:
     value = _number_in(content, NUM_EXAMPLES)
     if value is None:
         raise RefusedReplyError(f"it does not report {NUM_EXAMPLES!r} as one number")
-    return int(_whole(NUM_EXAMPLES, value))
+    return _whole(NUM_EXAMPLES, value)
 
 
 def text_in(content: RecordDict, key: str) -> str | None:
@@ -268,7 +201,14 @@ def _number_in(content: RecordDict, key: str) -> float | None:
     return None
 
 
-def _whole(key: str, value: float) -> float:
+def _whole(key: str, value: float) -> int:
     if not (1 <= value <= _MOST[key] and value == int(value)):
+        raise RefusedReplyError(f"it reports {key} = {value:g}")
+    return int(value)
+
+
+def _positive_in(content: RecordDict, key: str) -> float | None:
+    value = _number_in(content, key)
+    if value is not None and not _LEAST <= value <= _MOST[key]:
         raise RefusedReplyError(f"it reports {key} = {value:g}")
     return value

@@ -107,6 +107,7 @@ class RunLog:
         size = settings.clients_per_round or f"{settings.fraction_train:.0%} of the"
         log(INFO, "\t├──> Cohort: %s clients, seed %d", size, settings.seed)
         log(INFO, "\t├──> Clients known by: %s", settings.identity)
+        log(INFO, "\t├──> Clients count: %s", _objective(settings))
         log(INFO, "\t├──> Checkpoint: %s", settings.checkpoint or "none, a restart begins anew")
         log(INFO, "\t└──> Table: %s", self._table(rounds))
         if rounds.reader.layout.has_running_statistics:
@@ -142,12 +143,16 @@ class RunLog:
                 identity,
                 identity,
             )
-        if rounds.units.are_settled and not rounds.units.steps_are_counted:
+        units = rounds.units
+        has_rows = rounds.server.aggregator.table is not None
+        if has_rows and units.are_settled and not units.rates_are_reported:
             self._once(
-                "steps",
+                "rates",
                 INFO,
-                "Clients do not report 'num-steps': all are taken to make equally many local "
-                'steps. If they do not, add "num-steps" to the metrics of the client.',
+                "Not all clients of the first round report 'client-lr': the client rate is taken "
+                "to be client_lr=%g in all rounds. If it changes from round to round, or for "
+                'SCAFFOLD is another, start anew with "client-lr" in the metrics of every client.',
+                self._settings.client_lr,
             )
         expected, found = self._settings.num_clients, rounds.rows.num_clients
         if expected is not None and found > expected:
@@ -176,6 +181,15 @@ class RunLog:
             f"{_megabytes(each)} each: {_megabytes(table.num_bytes)} now, "
             f"{_megabytes(each * rows.num_clients)} when full, {where}"
         )
+
+
+def _objective(settings: StrategySettings) -> str:
+    """How much each client counts in what the run minimises."""
+    # SCAFFOLD's corrected steps all go one way, c: whatever their numbers, it ends where c = 0.
+    each_alike = settings.normalise_steps or settings.algorithm == "scaffold"
+    if settings.weighted_by == "examples":
+        return "by their examples" if each_alike else "by their examples times their local steps"
+    return "once each" if each_alike else "by their local steps (plain differences of models)"
 
 
 def _parts(result: Result) -> dict[str, dict[int, MetricRecord]]:

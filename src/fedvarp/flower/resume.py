@@ -15,9 +15,10 @@ from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.identity import KnownClients, name_order
 from fedvarp.flower.ledger import Ledger
-from fedvarp.flower.replies import ReplyReader, StepUnits
+from fedvarp.flower.replies import ReplyReader
 from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.rows import ClientRows, Clusters
+from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
@@ -34,6 +35,8 @@ _WHY_UNCHANGING: Final = {
     "weighting": "it would be trained for another objective",
     "client_lr": "old and new rows would be in different units (clients whose rate changes report "
     "it, as 'client-lr', from the first round on)",
+    "normalise_steps": "old and new rows would be in different units, and it would be trained for "
+    "another objective",
 }
 
 
@@ -75,7 +78,7 @@ class FederatedRun:
                 "layout": rounds.reader.layout.digest,
                 "clients": clients.state_dict(),
                 "units": rounds.units.state_dict(),
-                "clusters": None if clusters is None else clusters.labels,
+                "clusters": None if clusters is None else clusters.state_dict(),
             },
             entries={**clients.changed_entries(), **history},
         )
@@ -118,12 +121,13 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             opened.callback(rows.close)
         optimizer = settings.server_optimizer or ServerSGD(lr=settings.server_lr)
         server = Server(layout.vector(initial), aggregator, optimizer)
-        units = StepUnits(settings.client_lr)
+        units = UpdateUnits(settings.client_lr, settings.normalise_steps)
         buffers = layout.read_buffers(initial)
         if checkpoint is not None and checkpoint.restore(server):
             units.load_state_dict(checkpoint.notes["units"])
             buffers = checkpoint.tensors()
         opened.pop_all()
+    sends_corrections = settings.algorithm == "scaffold"
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
@@ -132,11 +136,12 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             layout,
             settings.arrayrecord_key,
             settings.max_update_norm,
-            steps_needed=settings.algorithm == "scaffold",
+            steps_needed=sends_corrections or settings.normalise_steps,
         ),
         units=units,
         ledger=Ledger(settings.late_replies),
         identity=settings.identity,
+        sends_corrections=sends_corrections,
         weighted_by_examples=settings.weighted_by == "examples",
     )
     if clusters is not None:
@@ -154,8 +159,7 @@ def _clients_and_clusters(
     if checkpoint is not None and checkpoint.round is not None:
         clients.load_state_dict(checkpoint.notes["clients"], entries)
         if clusters is not None:
-            # Others, of a longer mapping, follow when clients are placed.
-            clusters.labels = list(checkpoint.notes["clusters"])
+            clusters.load_state_dict(checkpoint.notes["clusters"])
     return clients, clusters
 
 
@@ -188,6 +192,13 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: Strate
             f"The run in {folder} has a model with other arrays. Start with the model it was begun "
             f"with, or choose another folder; nothing was changed."
         )
+    begun_with = notes["settings"]
+    if unknown := settings.unchanging.keys() - begun_with.keys():
+        raise CheckpointError(
+            f"The run in {folder} was begun by a version of fedvarp without the setting "
+            f"{', '.join(sorted(unknown))}: its rows may be in other units. Go on with that "
+            f"version, or choose another folder; nothing was changed."
+        )
     clustered = settings.cluster_source is not None
     if clustered != (notes["clusters"] is not None):
         begun, now = ("without", "with") if clustered else ("with", "without")
@@ -196,9 +207,9 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: Strate
             f"the one it was begun with, or choose another folder; nothing was changed."
         )
     for name, value in settings.unchanging.items():
-        if notes["settings"][name] != value:
+        if begun_with[name] != value:
             raise CheckpointError(
-                f"The run in {folder} was begun with {name}={notes['settings'][name]!r}, not "
+                f"The run in {folder} was begun with {name}={begun_with[name]!r}, not "
                 f"{value!r}: {_WHY_UNCHANGING[name]}. Use the settings it was begun with, or "
                 f"choose another folder; nothing was changed."
             )

@@ -13,14 +13,9 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.flower.cohort import Candidate
 from fedvarp.flower.identity import Client, name_in, name_of_node, name_order
 from fedvarp.flower.ledger import Ledger, Question
-from fedvarp.flower.replies import (
-    RefusedReplyError,
-    ReplyReader,
-    StepUnits,
-    Update,
-    refuse_error,
-)
+from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.rows import ClientRows
+from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.flat_model import average_buffers
 from fedvarp.server.server import Broadcast, Server
 from fedvarp.tables.largest_entries import LargestEntries
@@ -45,9 +40,10 @@ class TrainingRounds:
         buffers: The model's buffers, by name.
         rows: Which client has which row.
         reader: Checks replies.
-        units: How far clients walk.
+        units: What updates are measured in.
         ledger: Who was asked what.
         identity: What clients are known by.
+        sends_corrections: Whether clients correct their gradients by what they are sent (SCAFFOLD).
         weighted_by_examples: Whether clients count by their examples, or all the same.
     """
 
@@ -55,9 +51,10 @@ class TrainingRounds:
     buffers: dict[str, Tensor]
     rows: ClientRows
     reader: ReplyReader
-    units: StepUnits
+    units: UpdateUnits
     ledger: Ledger
     identity: str
+    sends_corrections: bool
     weighted_by_examples: bool
     _memory: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for updates, (M, d)
 
@@ -80,7 +77,7 @@ class TrainingRounds:
             The model, and a correction for each client if the algorithm has any.
         """
         rows = [client.row for client in cohort if client.row is not None]
-        if self.reader.steps_needed and len(rows) < len(cohort):
+        if self.sends_corrections and len(rows) < len(cohort):
             unwritten = len(self.rows.clients)
             self.rows.grow(unwritten + 1)
             rows = [unwritten if client.row is None else client.row for client in cohort]
@@ -158,11 +155,12 @@ class TrainingRounds:
             except RefusedReplyError as why:
                 outcome.refused.append((self.who(reply), str(why)))
         updates = []
-        for update, name, label in sorted(found, key=lambda f: name_order(f[1])):
+        for update, name, label in sorted(found, key=lambda f: (name_order(f[1]), f[0].round)):
             if name == name_of_node(update.node):
                 outcome.nameless.append(name)
             client = self._meet(round, update, name)
-            self.rows.place(client, label)
+            is_newest = update.round > client.last_round  # a client may have moved on since
+            self.rows.place(client, label if is_newest else None)
             updates.append((update, client))
         return sorted(updates, key=lambda pair: pair[1].row)
 
@@ -205,63 +203,86 @@ class TrainingRounds:
         """SCAFFOLD's rows fit only the correction that was sent."""
         client, sent_row = self.rows.clients.named(name), question.rows[update.node]
         own_row = client.row if client and client.last_round else None
-        if self.reader.steps_needed and sent_row != own_row and own_row is not None:
+        if self.sends_corrections and sent_row != own_row and own_row is not None:
             self._meet(round, update, name)  # so that it is sent its own next time
             raise RefusedReplyError(f"it is {name!r}, but was sent another client's correction")
 
     # From updates to a step
 
     def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
-        report = self.server.receive(self._round_updates(current))
+        updates = [update for update, _ in current]
+        rate = self.units.rate_of(updates)
+        self.ledger.note_rate(round, rate)
+        scale = self.units.scale(updates, rate)
+        report = self.server.receive(self._round_updates(current, [rate] * len(current), scale))
         if not report.accepted:
             self.server.skip()
         for update, client in current:
             if client.row in report.accepted:
-                self.rows.clients.refreshed(client, round)
+                self.rows.refreshed(client, round)
                 outcome.accepted.append(update)
             else:
                 outcome.refused.append((repr(client.name), report.refused[client.row]))
+        self.units.count(outcome.accepted)
         if self.buffers and outcome.accepted:
             self.buffers = average_buffers([update.buffers for update in outcome.accepted])
 
     def _refresh(self, round: int, late: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
-        newest: dict[int, tuple[Update, Client]] = {}
-        for update, client in sorted(late, key=lambda pair: pair[0].round):
-            if client.last_round < update.round:
-                newest[client.row] = (update, client)
-        refreshed: tuple[int, ...] = ()
-        if newest and self.units.are_settled:
-            updates = self._round_updates([newest[row] for row in sorted(newest)])
-            refreshed = self.server.receive_late(updates).accepted
+        """A row takes only what is newer than all it has, from clients that share it too."""
+        newest: dict[int | str | None, int] = {}  # row: the round it can be brought up to
+        for update, client in late:
+            row = self.rows.row_of(client)
+            if update.round > newest.get(row, self.rows.last_round(client)):
+                newest[row] = update.round
+        fresh = [(u, c) for u, c in late if newest.get(self.rows.row_of(c)) == u.round]
+        used: list[Update] = []
+        if fresh and self.units.are_settled:
+            latest = self.units.latest_rate
+            rates = [self.ledger.rate_of(update.round) or latest for update, _ in fresh]
+            report = self.server.receive_late(self._round_updates(fresh, rates, latest))
+            used = [update for update, client in fresh if client.row in report.accepted]
         for update, client in late:
             staleness = round - update.round
-            if client.row in refreshed and newest[client.row][0] is update:
-                self.rows.clients.refreshed(client, update.round)
+            if update in used:
+                self.rows.refreshed(client, update.round)
                 outcome.refreshed.append((client.name, staleness))
             else:
-                outcome.refused.append((repr(client.name), f"it comes {staleness} round(s) late"))
+                why = f"it comes {staleness} round(s) late"
+                if (update, client) not in fresh:
+                    why += ", and its row holds a newer update"
+                outcome.refused.append((repr(client.name), why))
+        self.units.count(used)
 
-    def _round_updates(self, updates: Sequence[tuple[Update, Client]]) -> RoundUpdates:
-        """What the core server takes; in the replies' own memory, and with their own walks.
+    def _round_updates(
+        self, updates: Sequence[tuple[Update, Client]], rates: Sequence[float], scale: float
+    ) -> RoundUpdates:
+        """What the core server takes; in the replies' own memory, which `from_replies` copies.
 
-        `RoundUpdates.from_replies` would copy them, and knows one rate for all clients.
+        Args:
+            updates: In the order of their rows.
+            rates: η(t) of the round of each of them.
+            scale: How far the server's model moves per unit of Δ.
+
+        Returns:
+            The updates; their differences w − w_i have become Δ_i.
         """
-        measured = self.units.measure([update for update, _ in updates])
         magnitudes = []
-        for (update, _), (_, walk) in zip(updates, measured, strict=True):
-            magnitude = torch.tensor(update.magnitude)
-            if walk != 1.0:
-                update.difference.div_(walk)  # Algorithm 1, line 6
-                magnitude.div_(walk)  # rounded as the largest number was
+        for (update, _), rate in zip(updates, rates, strict=True):
+            magnitude, divisor = torch.tensor(update.magnitude), self.units.divisor(update, rate)
+            if divisor != 1.0:
+                update.difference.div_(divisor)  # Algorithm 1, line 6
+                magnitude.div_(divisor)  # rounded as the largest number was
             magnitudes.append(float(magnitude))
         deltas = self._stacked([update.difference for update, _ in updates])
         examples = torch.tensor([update.num_examples for update, _ in updates])
+        gradients = [self.units.gradients_in_row(update) for update, _ in updates]
         return RoundUpdates(
             clients=torch.tensor([client.row for _, client in updates]),
             deltas=deltas,
-            num_steps=torch.tensor([steps for steps, _ in measured]),
+            num_steps=torch.tensor([update.num_steps for update, _ in updates]),
             num_examples=examples,
-            scale=sum(walk for _, walk in measured) / len(measured),
+            num_gradients=torch.tensor(gradients, dtype=torch.float64),
+            scale=scale,
             weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
             measured=LargestEntries.known(magnitudes, deltas),
         )

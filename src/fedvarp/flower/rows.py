@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
@@ -36,6 +37,7 @@ class Clusters:
             else {}
         )
         self.labels: list[str] = sorted(set(self._mapping.values()))
+        self.last_rounds: dict[str, int] = {}  # label: the round its row's newest update is from
 
     @property
     def names(self) -> list[str]:
@@ -104,6 +106,19 @@ class Clusters:
             if client.cluster is not None:
                 rows[client.row] = self.number_of(client.cluster)
         return rows
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps of it, as JSON can hold it."""
+        return {"labels": self.labels, "last_rounds": self.last_rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave; labels of a longer mapping follow later.
+
+        Args:
+            state: From a checkpoint.
+        """
+        self.labels = list(state["labels"])
+        self.last_rounds = dict(state["last_rounds"])
 
 
 class ClientRows:
@@ -177,3 +192,38 @@ class ClientRows:
         number = self.clusters.number_of(label)
         self._table.move(torch.tensor([client.row]), torch.tensor([number]))
         self.clients.joined(client, label)
+
+    def row_of(self, client: Client) -> int | str | None:
+        """What tells the row that a client has, or shares, from the others.
+
+        Args:
+            client: The client.
+
+        Returns:
+            Its number, or the label of its cluster.
+        """
+        return client.row if self.clusters is None else client.cluster
+
+    def last_round(self, client: Client) -> int:
+        """The round of the newest update in a client's row, whoever of its cluster sent it.
+
+        Args:
+            client: The client.
+
+        Returns:
+            The round, counted from 1; 0: the row is not written.
+        """
+        if self.clusters is None or client.cluster is None:
+            return client.last_round
+        return self.clusters.last_rounds.get(client.cluster, 0)
+
+    def refreshed(self, client: Client, round: int) -> None:
+        """Notes that a client's row is from this round now.
+
+        Args:
+            client: The client.
+            round: The round, counted from 1.
+        """
+        self.clients.refreshed(client, round)
+        if self.clusters is not None and client.cluster is not None:
+            self.clusters.last_rounds[client.cluster] = round

@@ -30,11 +30,14 @@ class StrategySettings:
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
         server_lr: η_s, the server's learning rate; the paper's is 1.0.
         server_optimizer: Takes the place of ``ServerSGD(server_lr)``, such as
-            `fedvarp.ServerMomentum`; put `fedvarp.Steady` around it where clients take unequally
-            many local steps.
+            `fedvarp.ServerMomentum`.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
-            same for all clients and rounds, and must stay the same while a run lasts: clients
-            whose rate changes report it.
+            same in all rounds (but in SCAFFOLD, whose variates are gradients), and must stay the
+            same while a run lasts: clients whose rate changes report it.
+        normalise_steps: False: an update is the plain difference of models, so that clients count
+            by how far they walk, nearly by their local steps, as in everybody's FedAvg. True: it
+            is divided by the client's number of steps (FedNova), so that each client counts once,
+            and clients must report "num-steps".
         checkpoint: Folder that holds the run; started again with it, the run goes on. None: a
             restart begins anew.
         where: Where the table of client states lives, "memory" or "disk"; "disk" needs
@@ -67,6 +70,7 @@ class StrategySettings:
     server_lr: float = 1.0
     server_optimizer: ServerOptimizer | None = None
     client_lr: float = 1.0
+    normalise_steps: bool = False
     checkpoint: str | os.PathLike[str] | None = None
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
@@ -133,6 +137,7 @@ class StrategySettings:
             "identity": self.identity,
             "weighting": self.weighted_by,
             "client_lr": self.client_lr,
+            "normalise_steps": self.normalise_steps,
         }
 
     def cohort_size(self, num_clients: int) -> int:
