@@ -95,7 +95,7 @@ def test_the_records_tell_what_happened(some_digits: FederatedDataset) -> None:
     metrics = short_run(some_digits).metrics
     assert [record["round"] for record in metrics] == list(range(7))
     figures = {"test_loss", "test_accuracy", "train_loss"}
-    assert set(metrics[0]) == {"round", "num_clients"} | figures
+    assert set(metrics[0]) == {"round", "num_clients", "objective"} | figures
     assert metrics[0]["num_clients"] == 100
     assert "test_accuracy" in metrics[3]
     assert "test_accuracy" not in metrics[4]

@@ -215,7 +215,7 @@ class TrainingRounds:
         self.ledger.note_rate(round, rate)
         scale = self.units.scale(updates, rate)
         report = self.server.receive(self._round_updates(current, [rate] * len(current), scale))
-        if not report.accepted:
+        if not report.stepped:
             self.server.skip()
         for update, client in current:
             if client.row in report.accepted:
