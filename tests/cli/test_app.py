@@ -143,6 +143,7 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_rounds_to_the_next_unit() -> None:
     figures = Estimate(
+        objective="the mean loss over clients, each counted once",
         dim=249_999,
         rows=0,
         whose_rows="client",
@@ -155,6 +156,7 @@ def test_a_dry_run_rounds_to_the_next_unit() -> None:
         total_seconds=3599.9,
     )
     told = "\n".join(figures.lines(build(load_settings("digits"))))
+    assert "Objective the mean loss over clients, each counted once" in told
     assert "249,999 parameters, 1 MB" in told
     assert "1 MB down, 999 kB up" in told
     assert "about 1 h 00 min: 300 rounds of 4 ms and 61 evaluations of 1 min 00 s" in told
