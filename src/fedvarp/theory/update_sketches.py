@@ -8,8 +8,9 @@ differs makes its standard error:
 - *Clients*: the jackknife, with the factor 1 − n/N of draws without replacement.
 - *Batches*: a client trains twice, to a and b, and all but the noise ν is made of products ⟨a, b⟩.
   If the noise is Gaussian, Var ⟨a, b⟩ is the mean of (‖a‖² − ‖b‖²)²/4: half of what it makes to put
-  a, or b, in the place of both, squared. For ν itself the jackknife over clients, which overstates
-  by what they truly differ. The jackknife over clients above has n/N of it already.
+  a, or b, in the place of both, squared. For ν itself, and what it does to the products, the
+  jackknife over clients, which overstates by what they truly differ. Both times n/N: the first
+  jackknife has the rest.
 - *Walks*: the jackknife.
 """
 
@@ -232,12 +233,33 @@ def _changes(
         others = dataclasses.replace(sketches, one=one).spread()
         yield n / N / 4, ones, others
         noise = float(sketches.noises[_rest(n, group)].mean()) if n > 1 else spread.noise
-        yield jackknife * n / N, dataclasses.replace(spread, noise=noise), spread
+        yield jackknife * n / N, _with_noise(spread, noise, sketches), spread
     for walk in range(R):
         rest = _rest(R, torch.tensor([walk]))
         fewer = dataclasses.replace(sketches, walks=sketches.walks[rest])
         drift, progress = fewer.drift_and_progress()
         yield (R - 1) / R, dataclasses.replace(spread, drift=drift, progress=progress), spread
+
+
+def _with_noise(spread: UpdateSpread, noise: float, sketches: UpdateSketches) -> UpdateSpread:
+    """The spread with another ν: a·b = ‖(a + b)/2‖² − ‖a − b‖²/4, so where ν errs so do spreads."""
+    N, own = sketches.num_clients, sketches.cluster_of
+
+    def shifted(value: float, clusters: int = 1) -> float:
+        return value - (noise - spread.noise) / 2 * (N - clusters) / N
+
+    within, rows = spread.within_clusters, spread.from_rows
+    return dataclasses.replace(
+        spread,
+        noise=noise,
+        between_clients=shifted(spread.between_clients),
+        within_clusters=None
+        if within is None or own is None
+        else shifted(within, int(own.max()) + 1),
+        within_found={K: shifted(value, K) for K, value in spread.within_found.items()},
+        from_rows=rows
+        and dataclasses.replace(rows, around_rows=shifted(rows.around_rows)),
+    )
 
 
 def _groups(n: int) -> Sequence[Tensor]:
