@@ -21,7 +21,7 @@ from small_problems import quadratic_gradients
 def walks(data: FederatedDataset, sgd: LocalSGD, count: int = 8) -> Tensor:
     gradients = quadratic_gradients(data, DIM, sgd)
     weights = StepWeights.of_clients(data, sgd, torch.arange(data.num_clients))
-    return torch.stack(list(pooled_walks(gradients, weights, count)))
+    return torch.stack([walk - at_w for walk, at_w in pooled_walks(gradients, weights, count)])
 
 
 def test_drift_is_what_separates_clients_from_the_pooled_walk() -> None:

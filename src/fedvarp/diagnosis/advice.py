@@ -217,7 +217,7 @@ def _is_nothing(found: Diagnosis, errors: StepErrors) -> bool:
     assert found.updates is not None
     spread = found.updates.spread
     scale = spread.between_clients + spread.progress + max(found.measured.gradient_norm2.value, 0.0)
-    return errors.total <= 1e-9 * scale
+    return errors.total - min(errors.client_drift, 0.0) <= 1e-9 * scale
 
 
 def _with_interval(estimate: Estimate) -> str:

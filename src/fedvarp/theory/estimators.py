@@ -7,6 +7,8 @@ smaller than one around the mean of all. With n = N every correction vanishes, a
 Standard errors are those of the jackknife (each estimate again without each client in turn), with
 the finite-population factor 1 − n/N. It overstates the error where the clients lie equally far from
 their mean, and never understates it by much; `tests/theory/test_estimators.py` checks both.
+Intervals are by Student's t, of spreads on their logarithm, with as many degrees of freedom as
+clients really contribute (`effective_draws`).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Estimate:
         return cls(value, 0.0, value, value)
 
     @classmethod
-    def of_mean(cls, value: float, standard_error: float, draws: int) -> Estimate:
+    def of_mean(cls, value: float, standard_error: float, draws: float) -> Estimate:
         """Gives a mean its interval, by Student's t.
 
         Args:
@@ -59,7 +61,7 @@ class Estimate:
         return cls(value, standard_error, value - reach, value + reach)
 
     @classmethod
-    def of_square(cls, value: float, standard_error: float, draws: int) -> Estimate:
+    def of_square(cls, value: float, standard_error: float, draws: float) -> Estimate:
         """Gives the squared length of one vector its interval, which does not go below zero.
 
         Args:
@@ -71,7 +73,7 @@ class Estimate:
         return cls(value, standard_error, max(found.low, min(value, 0.0)), max(found.high, 0.0))
 
     @classmethod
-    def of_squares(cls, value: float, standard_error: float, draws: int) -> Estimate:
+    def of_squares(cls, value: float, standard_error: float, draws: float) -> Estimate:
         """Gives a mean of squares its interval, by Student's t on the logarithm.
 
         A mean of a few squares errs upwards by more than downwards, and so does its error: where
@@ -93,7 +95,7 @@ class Estimate:
         return dataclasses.asdict(self)
 
 
-def t_quantile(degrees: int) -> float:
+def t_quantile(degrees: float) -> float:
     """Computes the 97.5 % quantile of Student's t, to 0.2 % from 4 degrees of freedom on.
 
     The expansion of Cornish and Fisher around the normal quantile (Abramowitz and Stegun 26.7.5).
@@ -111,6 +113,22 @@ def t_quantile(degrees: int) -> float:
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
     )
+
+
+def effective_draws(squares: Tensor) -> float:
+    """Counts the draws that a sum of squares is made of: few, where a few make up most of it.
+
+    >>> effective_draws(torch.ones(10)), effective_draws(torch.tensor([100.0] + [0.0] * 9))
+    (10.0, 1.0)
+
+    Args:
+        squares: (n,).
+
+    Returns:
+        (Σ x)² / Σ x², from 1 to n; n if all are zero.
+    """
+    total, of_squares = float(squares.sum()), float(squares.square().sum())
+    return total**2 / of_squares if of_squares > 0 else float(len(squares))
 
 
 def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> float:
@@ -285,7 +303,9 @@ def mean_estimate(
     remaining = 1.0 if noisy else 1 - n / N
     spread = float(values.double().var()) if n > 1 else 0.0
     mean, error = float(values.double().mean()), math.sqrt(remaining * spread / n)
-    return Estimate.of_squares(mean, error, n) if squares else Estimate.of_mean(mean, error, n)
+    if squares:
+        return Estimate.of_squares(mean, error, effective_draws(values.double()))
+    return Estimate.of_mean(mean, error, n)
 
 
 def _distances(

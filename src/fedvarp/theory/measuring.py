@@ -26,6 +26,7 @@ from fedvarp.server.flat_model import FlatModel
 from fedvarp.theory.estimators import (
     Estimate,
     SpreadWithinClusters,
+    effective_draws,
     error_of_heterogeneity,
     error_of_squared_norm,
     heterogeneity,
@@ -109,17 +110,18 @@ def measure(
         )
     n, spread = len(clients), seen.spread.sum_of_squares
     sketched, other_sketched = seen.sketches
+    draws = effective_draws((sketched - sketched.mean(0)).square().sum(1))
     sigma_g2 = Estimate.of_squares(
         heterogeneity(
             torch.tensor([spread], dtype=torch.float64), torch.tensor([n]), torch.tensor([N])
         ),
         error_of_heterogeneity(sketched, one_cluster[clients], torch.tensor([N])),
-        n,
+        draws,
     )
     sigma_K2 = Estimate.of_squares(
         seen.within.heterogeneity,
         error_of_heterogeneity(sketched, clusters[clients], torch.bincount(clusters)),
-        n,
+        draws,
     )
     curvatures = smoothness(gradients, clients.tolist(), weights.factor, track=track)
     farthest = _largest_distance(gradients, clients, sketched, seen, weights)
@@ -135,7 +137,7 @@ def measure(
         gradient_norm2=Estimate.of_square(
             squared_norm(float(seen.spread.mean @ seen.spread.mean), spread, n, N),
             error_of_squared_norm(sketched, N),
-            n,
+            draws,
         ),
         sigma2=mean_estimate(seen.noises, N, noisy=True, squares=True),
         sigma_g2=sigma_g2,

@@ -122,8 +122,10 @@ def measure_updates(
     weights = weights.except_for(diverged)
     if num_walks is None:
         num_walks = number_of_walks(weights, len(seen.clients))
-    for off in pooled_walks(gradients, weights, num_walks, batch_factor=batch_factor, track=track):
-        seen.add_walk(off)
+    for walk, at_w in pooled_walks(
+        gradients, weights, num_walks, batch_factor=batch_factor, track=track
+    ):
+        seen.add_walk(walk, at_w)
     sketches = seen.as_sketches(found_clusters or {})
     return MeasuredUpdates(
         spread=seen.spread(sketches.spread()),
@@ -154,12 +156,13 @@ class _Seen:
             one_cluster if cluster_of is None else cluster_of, dim, device
         )
         self.clients: list[int] = []
-        self._updates, self._walked_off, self._walks_off, self._around_rows, self._rows = (
-            RunningSpread(dim, device) for _ in range(5)
+        self._updates, self._updates_off, self._around_rows, self._rows = (
+            RunningSpread(dim, device) for _ in range(4)
         )
+        self._walks, self._walks_off = RunningSpread(dim, device), RunningSpread(dim, device)
         self._noises = torch.zeros(dim, dtype=torch.float64, device=device)
         self._sketch = Sketch(dim, DEFAULT_SIZE, 2 * gradients.seed + 1, device)
-        names = ("one", "other", "gradients", "walks", *(("rows",) if with_rows else ()))
+        names = ["one", "other", "gradients", "walks", "walks_at_w", *(["rows"] * with_rows)]
         self._sketches: dict[str, list[Tensor]] = {name: [] for name in names}
         self._noise_of: list[float] = []
 
@@ -170,7 +173,7 @@ class _Seen:
         squares, mean = 0.5 * (one - other).square(), (one + other) / 2
         self._noises += squares
         self._updates.add(mean)
-        self._walked_off.add(mean - gradient)
+        self._updates_off.add(mean - gradient)
         self.within.add(client, mean)
         self.clients.append(client)
         self._noise_of.append(float(squares.sum()))
@@ -182,10 +185,28 @@ class _Seen:
         for name, vector in kept.items():
             self._sketches[name].append(self._sketch(vector))
 
-    def add_walk(self, off: Tensor) -> None:
-        """Takes in what a walk on the pooled data adds to ∇f."""
-        self._walks_off.add(off)
-        self._sketches["walks"].append(self._sketch(off))
+    def add_walk(self, walk: Tensor, at_w: Tensor) -> None:
+        """Takes in a walk on the pooled data, and the same with gradients at w."""
+        self._walks.add(walk)
+        self._walks_off.add(walk - at_w)
+        self._sketches["walks"].append(self._sketch(walk))
+        self._sketches["walks_at_w"].append(self._sketch(at_w))
+
+    @property
+    def _less_gradients(self) -> bool:
+        """Whether updates and walks vary less, together, if gradients at w are taken off both."""
+        plain, less = (
+            self._few(updates) + _noise_of_mean(walks)
+            for updates, walks in (
+                (self._updates, self._walks),
+                (self._updates_off, self._walks_off),
+            )
+        )
+        return less < plain
+
+    def _few(self, spread: RunningSpread) -> float:
+        """By how much the squared length of a mean of n of N exceeds that of all."""
+        return -squared_norm(0.0, spread.sum_of_squares, len(self.clients), self._num_clients)
 
     def as_sketches(self, found: Mapping[int, Tensor]) -> UpdateSketches:
         """Puts the sketches together; `found` are clusters to be judged by them."""
@@ -195,18 +216,20 @@ class _Seen:
             noises=torch.tensor(self._noise_of, dtype=torch.float64),
             cluster_of=self._cluster_of,
             found=found,
+            less_gradients=self._less_gradients,
             **{name: torch.stack(vectors) for name, vectors in self._sketches.items()},
         )
 
     def spread(self, sketched: UpdateSpread) -> UpdateSpread:
         """Computes what whole vectors show; of clusters to be judged, the share in the sketches."""
-        n, N, R = len(self.clients), self._num_clients, self._walks_off.weight
+        n, N = len(self.clients), self._num_clients
         noise = float(self._noises.sum()) / n
         between = self._between(self._updates.squares, self._noises)
-        apart = self._walked_off.mean - self._walks_off.mean
-        walk_noise = self._walks_off.sum_of_squares / (R - 1) / R
-        distance = squared_norm(float(apart @ apart), self._walked_off.sum_of_squares, n, N)
-        off = self._walks_off.mean
+        updates, walks = self._updates, self._walks
+        if self._less_gradients:
+            updates, walks = self._updates_off, self._walks_off
+        apart, off = updates.mean - walks.mean, self._walks_off.mean
+        drift = float(apart @ apart) - self._few(updates) - noise / (2 * N) - _noise_of_mean(walks)
         within = None
         if self._cluster_of is not None:
             clusters = int(self._cluster_of.max()) + 1
@@ -215,8 +238,8 @@ class _Seen:
         return UpdateSpread(
             noise=noise,
             between_clients=between,
-            drift=distance - noise / (2 * N) - walk_noise,
-            progress=float(off @ off) - walk_noise,
+            drift=drift,
+            progress=float(off @ off) - _noise_of_mean(self._walks_off),
             within_clusters=within,
             within_found={K: scale * found for K, found in sketched.within_found.items()},
             from_rows=self._from_rows(between) if "rows" in self._sketches else None,
@@ -250,6 +273,11 @@ class _Seen:
             squares.sum().cpu().reshape(1), torch.tensor([n]), torch.tensor([N])
         )
         return max(among_all - float(noises.sum()) / n / 2 * (N - 1) / N, 0.0)
+
+
+def _noise_of_mean(spread: RunningSpread) -> float:
+    """By how much the squared length of a mean exceeds that of its expectation."""
+    return spread.sum_of_squares / (spread.weight - 1) / spread.weight
 
 
 def _update(

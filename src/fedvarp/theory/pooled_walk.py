@@ -53,12 +53,12 @@ def pooled_walks(
     *,
     batch_factor: int = 1,
     track: Track = untracked,
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Walks on the pooled data several times, each with batches of its own.
 
     The same batches are then gone through with all gradients taken at w. What they add up to has
-    the mean ∇f, and most of the walk's noise: the difference is a far calmer estimate of how far
-    the walk departs from ∇f than the walk itself.
+    the mean ∇f, and at small rates most of the walk's noise: the difference is then a far calmer
+    estimate of how far the walk departs from ∇f than the walk itself.
 
     Args:
         gradients: Where w, the data, the loss and LocalSGD are.
@@ -68,8 +68,8 @@ def pooled_walks(
         track: Goes through the walks, perhaps with a progress bar.
 
     Yields:
-        (d,) float64 for each: the mean over clients of the walk up to their τ_i, as a gradient,
-        less the same at w. Its mean is h_pooled − ∇f.
+        (d,) float64 each: the mean over clients of the walk up to their τ_i, as a gradient, and the
+        same with gradients at w. Their means are h_pooled and ∇f.
 
     Raises:
         ValueError: If a walk diverges.
@@ -98,7 +98,7 @@ def pooled_walks(
                 "is nothing to compare their updates with. Lower the client rate "
                 "(--set client_lr=…)."
             )
-        yield moving - staying
+        yield moving, staying
 
 
 def _walked(

@@ -25,7 +25,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.theory.estimators import Estimate, heterogeneity
+from fedvarp.theory.estimators import Estimate, effective_draws, heterogeneity
 from fedvarp.theory.step_errors import RowSpread, UpdateSpread
 
 _GROUPS: Final = 100  # of clients that are left out together, at most
@@ -42,7 +42,10 @@ class UpdateSketches:
         other: (n, s) that of the second.
         noises: (n,) ‖one − other‖²/2 of the whole vectors.
         gradients: (n, s) ∇f̃_i(w).
-        walks: (R, s) what walks on the pooled data add to ∇f.
+        walks: (R, s) walks on the pooled data.
+        walks_at_w: (R, s) what the same batches add up to with gradients at w.
+        less_gradients: Whether drift is told from Δ_i − ∇f̃_i and walks less the same at w, which
+            vary less than Δ_i and the walks themselves where rates are small.
         rows: (n, s) y_i; None: there is no table.
         cluster_of: (N,) int64; None: no clusters.
         found: {K: (N,) int64}, other clusters to be judged.
@@ -55,6 +58,8 @@ class UpdateSketches:
     noises: Tensor
     gradients: Tensor
     walks: Tensor
+    walks_at_w: Tensor
+    less_gradients: bool = True
     rows: Tensor | None = None
     cluster_of: Tensor | None = None
     found: Mapping[int, Tensor] = field(default_factory=dict)
@@ -115,15 +120,16 @@ class UpdateSketches:
 
     def drift_and_progress(self) -> tuple[float, float]:
         """Computes ‖mean h_i − h_pooled‖² and ‖h_pooled − ∇f‖²."""
-        n, N, R = len(self.clients), self.num_clients, len(self.walks)
-        one, other = self.one - self.gradients, self.other - self.gradients
-        off = self.walks.mean(0)
-        walk_noise = float((self.walks - off).square().sum()) / (R - 1) / R
-        drift = float((one.mean(0) - off) @ (other.mean(0) - off)) - walk_noise
+        n, N = len(self.clients), self.num_clients
+        one, other, walks, off = self.one, self.other, self.walks, self.walks - self.walks_at_w
+        if self.less_gradients:
+            one, other, walks = one - self.gradients, other - self.gradients, off
+        end = walks.mean(0)
+        drift = float((one.mean(0) - end) @ (other.mean(0) - end)) - _noise_of_mean(walks)
         if n < N:  # the mean of few strays from the mean of all
             among = self._product(one, other) * N / (N - 1)
             drift -= (1 / n - 1 / N) * among
-        return drift, float(off @ off) - walk_noise
+        return drift, float(off.mean(0) @ off.mean(0)) - _noise_of_mean(off)
 
     def _product(self, a: Tensor, b: Tensor, cluster_of: Tensor | None = None) -> float:
         """Estimates the mean over all clients of ⟨a_i − mean a, b_i − mean b⟩, within clusters."""
@@ -142,6 +148,12 @@ class UpdateSketches:
         return heterogeneity(within, counts, sizes)
 
 
+def _noise_of_mean(vectors: Tensor) -> float:
+    """By how much the squared length of their mean exceeds that of its expectation."""
+    count = len(vectors)
+    return float((vectors - vectors.mean(0)).square().sum()) / (count - 1) / count
+
+
 class Uncertainty:
     """Standard errors and intervals of numbers that are computed from an `UpdateSpread`.
 
@@ -151,7 +163,8 @@ class Uncertainty:
 
     def __init__(self, sketches: UpdateSketches) -> None:
         self.spread = sketches.spread()
-        self.draws = len(sketches.clients)
+        updates = (sketches.one + sketches.other) / 2
+        self.draws = effective_draws((updates - updates.mean(0)).square().sum(1))
         self._changes = list(_changes(sketches, self.spread))
 
     def standard_error(self, figure: Callable[[UpdateSpread], float]) -> float:
@@ -236,7 +249,9 @@ def _changes(
         yield jackknife * n / N, _with_noise(spread, noise, sketches), spread
     for walk in range(R):
         rest = _rest(R, torch.tensor([walk]))
-        fewer = dataclasses.replace(sketches, walks=sketches.walks[rest])
+        fewer = dataclasses.replace(
+            sketches, walks=sketches.walks[rest], walks_at_w=sketches.walks_at_w[rest]
+        )
         drift, progress = fewer.drift_and_progress()
         yield (R - 1) / R, dataclasses.replace(spread, drift=drift, progress=progress), spread
 
