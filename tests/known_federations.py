@@ -43,7 +43,9 @@ def apart(num_clients: int = 20, noise: float = 0.0) -> FederatedDataset:
 def drifting(num_clients: int = 20) -> FederatedDataset:
     """Steep clients on one side, flat ones on the other: each walks to its own end."""
     centres = torch.ones(num_clients, DIM) * torch.tensor([1.0, -3.0] * (num_clients // 2))[:, None]
-    curvatures = torch.ones(num_clients, DIM) * torch.tensor([2.0, 0.1] * (num_clients // 2))[:, None]
+    curvatures = (
+        torch.ones(num_clients, DIM) * torch.tensor([2.0, 0.1] * (num_clients // 2))[:, None]
+    )
     return _clients(centres, curvatures, 0.0, 10)
 
 

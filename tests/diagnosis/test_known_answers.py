@@ -25,9 +25,7 @@ OF = {
 }
 
 
-def diagnosed(
-    tmp_path: Path, federation: str, *overrides: str, walk: str = "steps=5"
-) -> Diagnosis:
+def diagnosed(tmp_path: Path, federation: str, *overrides: str, walk: str = "steps=5") -> Diagnosis:
     file = tmp_path / "known.toml"
     file.write_text(CONFIG + f'[data]\nname = "known_federations:{federation}"\n')
     return diagnose(file, [f"local_sgd.{walk}", *overrides], progress=False)
@@ -67,7 +65,7 @@ def test_pure_drift_is_drift(tmp_path: Path) -> None:
     assert "A lower client rate" in line
     assert "FedVARP takes the same steps" in line
     best, now = rank_remedies(found)
-    assert best.name.endswith("half the client rate")
+    assert best.name.endswith("half the rate")
     assert best.helps
     assert now.is_now
     # To first order drift is proportional to the rate, its square to the rate's.
@@ -80,7 +78,7 @@ def test_pure_noise_is_mini_batches(tmp_path: Path) -> None:
     assert OF["mini-batches"] in line
     assert "Larger batches" in line
     left = {remedy.name: remedy for remedy in rank_remedies(found)}
-    larger = left["FedAvg, batches twice as large"]
+    larger = left["FedAvg, twice the batch"]
     assert larger.helps
     # Half of it, with a slack of what the two measurements differ.
     assert larger.total.value == pytest.approx(left["FedAvg (now)"].total.value / 2, rel=0.35)

@@ -91,16 +91,17 @@ def test_examples_are_drawn_as_the_objective_weighs_them() -> None:
     sizes = torch.tensor([10, 10, 20, 50] * 3)
     owners = torch.repeat_interleave(torch.arange(12), sizes)
     marked = from_tensors(
-        [(torch.full((int(n), DIM), float(i)), torch.ones(int(n), DIM)) for i, n in enumerate(sizes)]
+        [
+            (torch.full((int(n), DIM), float(i)), torch.ones(int(n), DIM))
+            for i, n in enumerate(sizes)
+        ]
     )
     assert data.num_clients == 12
     for normalise, share in ((False, sizes / sizes.sum()), (True, torch.full((12,), 1 / 12))):
         sgd = LocalSGD(lr=0.1, batch_size=10, epochs=1, normalise_steps=normalise)
         weights = StepWeights.of_clients(marked, sgd, torch.arange(12))
         pool = _Pool(quadratic_gradients(marked, DIM, sgd), weights)
-        drawn = torch.cat(
-            [x[:, 0] for x, _ in pool.batches(len(owners), 40, stream(0, "counts"))]
-        )
+        drawn = torch.cat([x[:, 0] for x, _ in pool.batches(len(owners), 40, stream(0, "counts"))])
         counts = torch.bincount(drawn.long(), minlength=12) / len(drawn)
         # A pass gives each client its share, to one draw of 270.
         assert torch.allclose(counts.double(), share.double(), atol=1 / 270)

@@ -133,9 +133,7 @@ def test_rows_as_they_are_against_every_cohort() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    noise=st.floats(0, 10), between=st.floats(0, 10), beta=st.floats(0, 1), M=st.integers(1, 12)
-)
+@given(noise=st.floats(0, 10), between=st.floats(0, 10), beta=st.floats(0, 1), M=st.integers(1, 12))
 def test_the_best_beta_leaves_least(noise: float, between: float, beta: float, M: int) -> None:
     """β = 0 is FedAvg and β = 1 FedVARP; the best one is no worse than either, or any other."""
     spread = UpdateSpread(noise, between, 0.0)

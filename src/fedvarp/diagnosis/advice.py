@@ -191,7 +191,9 @@ def _told(remedy: Remedy, now: Remedy) -> str:
 def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
     """Remedies that look better than now, but whose intervals do not support it."""
     doubtful = [
-        remedy.name for remedy in ranked if remedy.total.value < now.total.value and not remedy.helps
+        remedy.name
+        for remedy in ranked
+        if remedy.total.value < now.total.value and not remedy.helps
     ]
     if not doubtful:
         return ""
@@ -205,7 +207,9 @@ def _of_own_rows(found: Diagnosis) -> str:
         return ""
     ratio = own.total / fedavg.total
     if ratio < 1:
-        return f"With the rows of this run as they are, {_percent(ratio)} of FedAvg's error is left."
+        return (
+            f"With the rows of this run as they are, {_percent(ratio)} of FedAvg's error is left."
+        )
     return (
         f"With the rows of this run as they are, the error is {ratio:.2g} times FedAvg's: they are "
         f"too old, too noisy, shared by clients that differ, or of clients not yet seen."

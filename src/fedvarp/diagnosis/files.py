@@ -87,9 +87,7 @@ def _updates(found: Diagnosis) -> dict[str, Any] | None:
 
 
 def _intervals(found: Diagnosis, algorithm: str) -> dict[str, Any]:
-    return {
-        cause: found.interval(cause, algorithm).as_json() for cause in (*CAUSES, "total")
-    }
+    return {cause: found.interval(cause, algorithm).as_json() for cause in (*CAUSES, "total")}
 
 
 def _plain_all(terms: Mapping[str, ErrorTerms]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from fedvarp.theory.measuring_updates import MeasuredUpdates
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread
 from fedvarp.theory.update_sketches import Uncertainty
 
-FROM_UPDATES: Final = "these updates"
-FROM_ROWS: Final = "these updates, its rows"
-HALF_RATE: Final = "half the client rate"
-TWICE_THE_BATCH: Final = "batches twice as large"
+FROM_UPDATES: Final = "the updates measured, with fresh rows"
+FROM_ROWS: Final = "the updates measured, with the run's rows"
+HALF_RATE: Final = "half the rate"
+TWICE_THE_BATCH: Final = "twice the batch"
 
 Errors = Callable[[UpdateSpread], StepErrors]
 
@@ -100,7 +100,7 @@ class _AsItIs:
 
 
 def _as_it_is(found: Diagnosis) -> _AsItIs:
-    """The run's algorithm, with its rows if they are at hand; FedAvg for others than the paper's."""
+    """The run's algorithm, with its rows if at hand; FedAvg for others than the paper's."""
     N, sizes = found.measured.num_clients, found.measured.cluster_sizes
     own = found.settings.algorithm
     algorithm = own if own in found.algorithms else "fedavg"
@@ -125,7 +125,12 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
     spread, now = updates.spread, _as_it_is(found)
 
     def remedy(
-        name: str, setting: str, rows: int, errors: Errors, known_from: str = FROM_UPDATES, **changes: Any
+        name: str,
+        setting: str,
+        rows: int,
+        errors: Errors,
+        known_from: str = FROM_UPDATES,
+        **changes: Any,
     ) -> Remedy:
         left, before = errors(spread), now.errors(spread, M).total
         return Remedy(
@@ -193,9 +198,7 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
     yield from _trained_anew(found, updates, now, as_now)
 
 
-def _of_found_clusters(
-    spread: UpdateSpread, K: int, sizes: list[int], M: int
-) -> StepErrors:
+def _of_found_clusters(spread: UpdateSpread, K: int, sizes: list[int], M: int) -> StepErrors:
     return spread.cluster_fedvarp(spread.within_found[K], sizes, M)
 
 
@@ -225,9 +228,11 @@ def _trained_anew(
             name=f"{now.name}, {name}",
             setting=setting,
             errors=_moved(as_now.errors, old, new),
-            total=Estimate.of_squares(as_now.total.value + change.value, error, anew.uncertainty.draws),
+            total=Estimate.of_squares(
+                as_now.total.value + change.value, error, anew.uncertainty.draws
+            ),
             change=change,
-            known_from=f"{len(anew.sketches.clients)} trained anew",
+            known_from=f"{len(anew.sketches.clients)} clients trained anew",
             **(_cost(found, now.rows, M) | {"price": price}),
         )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fedvarp.experiments.settings import Settings
 from fedvarp.tables.codecs import codec_named
 from fedvarp.theory.bounds import ErrorTerms, error_terms
-from fedvarp.theory.learning_rates import Condition, conditions
 from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.learning_rates import Condition, conditions
 from fedvarp.theory.measurements import CurvePoint, Measurements
 from fedvarp.theory.measuring_updates import MeasuredUpdates
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread
@@ -104,9 +104,7 @@ class Diagnosis:
             errors = self._errors(spread, algorithm)
             return float(getattr(errors, cause)) - float(getattr(errors, other))
 
-        return self.updates.uncertainty.of_difference(
-            difference(self.updates.spread), difference
-        )
+        return self.updates.uncertainty.of_difference(difference(self.updates.spread), difference)
 
     def _errors(self, spread: UpdateSpread, algorithm: str) -> StepErrors:
         M, sizes = self.settings.clients_per_round, self.measured.cluster_sizes

@@ -74,7 +74,7 @@ def _constants(found: Diagnosis) -> Table:
         (
             "",
             f"≥ {L.gradient_difference:.3g}",
-            f"from the gradients at both ends of a walk, the {len(L.by_client)} steepest clients",
+            f"from gradients at both ends of a walk of the {len(L.by_client)} steepest",
         ),
         ("τ", f"{m.num_steps:g}", "local steps, mean over clients"),
     ]
@@ -119,13 +119,10 @@ def _by_cause(found: Diagnosis) -> Table:
     ]
     intervals = {cause: found.interval(cause) for cause in (*CAUSES, "total")}
     lines.insert(1, ("  95 % interval", *(_range(one) for one in intervals.values())))
-    title = (
-        f"Error of one step, E‖v − h‖², measured at a client rate of {found.client_lr:.3g}; h is "
-        f"the mean of {updates.num_walks} walks on the pooled data"
-    )
+    title = f"Error of one step, E‖v − h‖², measured at a client rate of {found.client_lr:.3g}"
     progress = (
-        f"‖h − ∇f‖² = {updates.spread.progress:.3g} is the way that local steps make, apart or "
-        f"together: no error."
+        f"h is where as many steps on the pooled data lead, the mean of {updates.num_walks} walks. "
+        f"‖h − ∇f‖² = {updates.spread.progress:.3g} is progress, and no error."
     )
     return Table(title, ("", *_HEADER, "together"), lines, notes=(progress,))
 
@@ -141,23 +138,23 @@ def _remedies(ranked: Sequence[Remedy]) -> Table:
             remedy.name,
             f"{remedy.total.value:.3g}",
             _range(remedy.total),
-            None if remedy.is_now else _range(remedy.change),
+            "now" if remedy.is_now else _range(remedy.change),
             in_bytes(remedy.table_bytes) if remedy.table_bytes else None,
             in_bytes(remedy.round_bytes),
-            remedy.price or None,
-            remedy.known_from,
         )
         for remedy in ranked
     ]
-    header = (
-        "", "error left", "95 % interval", "change, 95 %", "rows", "sent, a round", "costs",
-        "known from",
-    )  # fmt: skip
+    sources = dict.fromkeys(remedy.known_from for remedy in ranked)
+    notes = [
+        f"From {source}: {'; '.join(r.name for r in ranked if r.known_from == source)}."
+        for source in sources
+    ]
+    prices = [f"{remedy.name}: {remedy.price}" for remedy in ranked if remedy.price]
     return Table(
         "What would help: the error of one step that would be left",
-        header,
+        ("", "error left", "95 %", "change, 95 %", "rows", "sent, a round"),
         lines,
-        words=("costs", "known from"),
+        notes=(*notes, *([f"At a price: {'; '.join(prices)}."] if prices else [])),
     )
 
 

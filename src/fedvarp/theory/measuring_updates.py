@@ -280,9 +280,7 @@ def _noise_of_mean(spread: RunningSpread) -> float:
     return spread.sum_of_squares / (spread.weight - 1) / spread.weight
 
 
-def _update(
-    gradients: ClientGradients, client: int, key: int, batch_factor: int
-) -> Tensor | None:
+def _update(gradients: ClientGradients, client: int, key: int, batch_factor: int) -> Tensor | None:
     """(d,) float64, what a client sends after a training of its own; None if it diverges."""
     if gradients.buffers:
         gradients.model.load_buffers(gradients.buffers)

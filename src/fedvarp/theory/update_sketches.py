@@ -177,7 +177,10 @@ class Uncertainty:
             The standard error; 0 if nothing was drawn at random.
         """
         return math.sqrt(
-            sum(weight * (figure(here) - figure(there)) ** 2 for weight, here, there in self._changes)
+            sum(
+                weight * (figure(here) - figure(there)) ** 2
+                for weight, here, there in self._changes
+            )
         )
 
     def of_squares(self, value: float, figure: Callable[[UpdateSpread], float]) -> Estimate:
@@ -272,8 +275,7 @@ def _with_noise(spread: UpdateSpread, noise: float, sketches: UpdateSketches) ->
         if within is None or own is None
         else shifted(within, int(own.max()) + 1),
         within_found={K: shifted(value, K) for K, value in spread.within_found.items()},
-        from_rows=rows
-        and dataclasses.replace(rows, around_rows=shifted(rows.around_rows)),
+        from_rows=rows and dataclasses.replace(rows, around_rows=shifted(rows.around_rows)),
     )
 
 
@@ -287,4 +289,3 @@ def _rest(n: int, group: Tensor) -> Tensor:
     kept = torch.ones(n, dtype=torch.bool)
     kept[group] = False
     return kept.nonzero().flatten()
-
