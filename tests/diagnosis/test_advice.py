@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedvarp.diagnosis import Diagnosis, advise, diagnose
-from fedvarp.diagnosis.advice import shares
+from fedvarp.diagnosis.wording import shares
 from fedvarp.theory import UpdateSpread
 from fedvarp.theory.step_errors import RowSpread
 

@@ -12,15 +12,14 @@ from torch import Tensor
 from fedvarp import LocalSGD, stream
 from fedvarp.data import quadratics
 from fedvarp.theory.estimators import (
-    Estimate,
     SpreadWithinClusters,
-    effective_draws,
     error_of_heterogeneity,
     error_of_squared_norm,
     heterogeneity_of,
     mean_estimate,
     squared_norm,
 )
+from fedvarp.theory.intervals import Estimate, effective_draws
 from small_problems import (
     gradients_of_unequal,
     mean_within,

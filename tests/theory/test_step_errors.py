@@ -233,8 +233,8 @@ def test_shared_rows_against_every_cohort(sizes: list[int], M: int) -> None:
             reads = (clusters == k).double()
             spread = sum((reads[S].mean() - reads.mean()) ** 2 for S in cohorts)
             of_noise += float(spread) / len(own)
-    spread = UpdateSpread(1.0, 9.0, 0.0, within_clusters=within / 6)
-    found = spread.errors(6, M, sizes)["cluster_fedvarp"]
+    spreads = UpdateSpread(1.0, 9.0, 0.0, within_clusters=within / 6)
+    found = spreads.errors(6, M, sizes)["cluster_fedvarp"]
     total = possible * len(cohorts)
     assert found.partial_participation == pytest.approx(by_hand / total)
     assert found.stochastic_gradient == pytest.approx(1 / M + of_noise / total)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvarp import stream
-from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.step_errors import UpdateSpread
 from fedvarp.theory.update_sketches import Uncertainty, UpdateSketches
 

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.remedies import Remedy, rank_remedies
+from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.diagnosis.wording import listed, percent, shares
 from fedvarp.tables.settings import CODEC_NAMES
-from fedvarp.theory.bounds import ErrorTerms
-from fedvarp.theory.estimators import Estimate
 from fedvarp.theory.measurements import CurvePoint
-from fedvarp.theory.step_errors import StepErrors
 
 KEEP: Final = 0.8
 """The share of FedVARP's benefit that clusters should keep, unless another is asked for."""
 
-WORDS: Final = {
-    "stochastic_gradient": "mini-batches",
-    "partial_participation": "the choice of clients (partial participation)",
-    "client_drift": "clients that walk apart (client drift)",
-}
-"""The causes of an error, as sentences name them."""
-
-_AGAINST: Final = {
-    "stochastic_gradient": "Larger batches, more clients a round, or more and smaller local steps "
-    "average it out; rows add to it.",
-    "partial_participation": "Rows (FedVARP, ClusterFedVARP) remove it, more clients a round "
-    "lessen it.",
-    "client_drift": "A lower client rate or fewer local steps lessen it, rows and more clients do "
-    "not.",
-}
 _STEEP: Final = 5.0  # times the median curvature: a client that is worth a sentence
 
 
@@ -54,7 +36,7 @@ def advise(
     refuse_wishes(keep, memory_budget)
     lines = []
     if found.step_errors:
-        lines += [_of_the_step(found), _of_progress(found), *_what_would_help(found)]
+        lines += advise_on_steps(found)
     lines.append(_of_the_steepest(found))
     lines.append(_of_the_bound(found))
     lines.append(_memory(found))
@@ -80,181 +62,15 @@ def refuse_wishes(keep: float, memory_budget: float | None) -> None:
         raise ValueError(f"A table of {memory_budget:g} bytes holds nothing: give more than 0.")
 
 
-def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
-    """Splits an error by cause.
-
-    Args:
-        terms: Measured, or a bound.
-
-    Returns:
-        {cause: its share of their sum}; an estimate below zero counts as none.
-    """
-    parts = {name: max(float(getattr(terms, name)), 0.0) for name in WORDS}
-    total = sum(parts.values())
-    return {name: part / total if total > 0 else 0.0 for name, part in parts.items()}
-
-
-def _listed(parts: Mapping[str, float]) -> str:
-    ranked = sorted(parts.items(), key=lambda item: -item[1])
-    told = [f"{_percent(value)} from {WORDS[name]}" for name, value in ranked if value > 0]
-    return ", ".join(told) or "nothing, there is none"
-
-
-def _percent(share: float) -> str:
-    """Rounded, but never to none or all of it."""
-    if 0 < share < 0.005:
-        return "under 1%"
-    return "over 99%" if 0.995 <= share < 1 else f"{share:.0%}"
-
-
-def _of_the_step(found: Diagnosis) -> str:
-    """What is wrong with a step of FedAvg, by cause, and which cause is the largest."""
-    errors = found.step_errors["fedavg"]
-    line = "One FedAvg step at this model"
-    if _is_nothing(found, errors):
-        line += " is what training on the pooled data would do, but for next to nothing, measured."
-    else:
-        total = found.interval("total")
-        line += f" is off by {_with_interval(total)}, measured: {_listed(shares(errors))}. "
-        line += _verdict(found)
-    if found.settings.clients_per_round == found.measured.num_clients:
-        line += " With all clients in every round FedVARP takes the same steps as FedAvg."
-    if found.updates is not None and found.updates.diverged:
-        line += f" {found.updates.diverged} clients diverged and are left out."
-    return line
-
-
-def _verdict(found: Diagnosis) -> str:
-    """The largest cause, if the intervals tell it from the others."""
-    errors = found.step_errors["fedavg"]
-    largest, *others = sorted(WORDS, key=lambda cause: -float(getattr(errors, cause)))
-    rivals = [cause for cause in others if found.excess(largest, cause).low <= 0]
-    if rivals:
-        either = " or ".join(WORDS[cause] for cause in (largest, *rivals))
-        more = (
-            "All clients were measured: their batches vary too much."
-            if found.measured.of_all_clients
-            else "Measure more clients (--sample)."
-        )
-        return f"The intervals do not tell which is the largest, {either}. {more}"
-    return f"The largest cause is {WORDS[largest]}. {_AGAINST[largest]}"
-
-
-def _of_progress(found: Diagnosis) -> str:
-    assert found.updates is not None
-    progress, norm2 = found.updates.spread.progress, found.measured.gradient_norm2.value
-    if norm2 <= 0 or progress <= 1e-3 * norm2:
-        return ""
-    return (
-        f"Local steps on the pooled data would depart from ∇f by {progress:.3g} "
-        f"({progress / norm2:.2g} times ‖∇f‖²): progress along a curved path, which no error is "
-        f"counted for."
-    )
-
-
-def _what_would_help(found: Diagnosis) -> list[str]:
-    """The remedies that leave least, with and without memory, and what the run's rows are worth."""
-    ranked = rank_remedies(found)
-    now = next(remedy for remedy in ranked if remedy.is_now)
-    lines = [_of_own_rows(found)]
-    if _is_nothing(found, now.errors):
-        lines.append(
-            "There is next to nothing to remove from a step. More local steps, or a higher client "
-            "rate, are the next move to try: they save rounds, and bring some drift."
-        )
-        return lines
-    helping = [remedy for remedy in ranked if remedy.helps]
-    if not helping:
-        lines.append(
-            "No remedy that was tried is certain to leave a smaller error: the intervals of all "
-            "changes include none."
-        )
-        return lines
-    lines.append(f"Least would be left by {_told(helping[0], now)}.")
-    cheap = [remedy for remedy in helping if remedy.table_bytes <= now.table_bytes]
-    if helping[0].table_bytes > now.table_bytes and cheap:
-        lines[-1] += f" Without more memory at the server, by {_told(cheap[0], now)}."
-    lines[-1] += _unsupported(ranked, now)
-    return lines
-
-
-def _told(remedy: Remedy, now: Remedy) -> str:
-    cost = [
-        *([f"{in_bytes(remedy.table_bytes)} of rows"] if remedy.table_bytes else []),
-        *([remedy.price] if remedy.price else []),
-    ]
-    price = f", for {' and '.join(cost)}" if cost else ""
-    of_it = _percent(max(remedy.total.value, 0.0) / now.total.value)
-    return f"{remedy.name}: {_with_interval(remedy.total)}, {of_it} of now{price}"
-
-
-def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
-    """Remedies that look better than now, but whose intervals do not support it."""
-    doubtful = [
-        remedy.name
-        for remedy in ranked
-        if remedy.total.value < now.total.value and not remedy.helps
-    ]
-    if not doubtful:
-        return ""
-    return f" That these leave less than now, the intervals do not support: {'; '.join(doubtful)}."
-
-
-def _of_own_rows(found: Diagnosis) -> str:
-    own, fedavg = found.step_errors_with_rows, found.step_errors["fedavg"]
-    everybody = found.settings.clients_per_round == found.measured.num_clients
-    if own is None or not found.round or everybody or _is_nothing(found, fedavg):
-        return ""
-    ratio = own.total / fedavg.total
-    if ratio < 1:
-        return (
-            f"With the rows of this run as they are, {_percent(ratio)} of FedAvg's error is left."
-        )
-    return (
-        f"With the rows of this run as they are, the error is {ratio:.2g} times FedAvg's: they are "
-        f"too old, too noisy, shared by clients that differ, or of clients not yet seen."
-    )
-
-
-def _is_nothing(found: Diagnosis, errors: StepErrors) -> bool:
-    """Whether an error of a step is no more than that of 32-bit arithmetic."""
-    assert found.updates is not None
-    spread = found.updates.spread
-    scale = spread.between_clients + spread.progress + max(found.measured.gradient_norm2.value, 0.0)
-    return errors.total - min(errors.client_drift, 0.0) <= 1e-9 * scale
-
-
-def _with_interval(estimate: Estimate) -> str:
-    value, low, high = (f"{one:.3g}" for one in (estimate.value, estimate.low, estimate.high))
-    return value if low == high else f"{value} (95%: {low} to {high})"
-
-
-def _of_the_steepest(found: Diagnosis) -> str:
-    L = found.measured.smoothness
-    reach = found.client_lr * L.curvature
-    line = ""
-    if L.curvature > _STEEP * L.median_screened > 0:
-        line = (
-            f"Client {L.steepest} is {L.curvature / L.median_screened:.2g} times as steep as the "
-            f"median client, and decides about L."
-        )
-    if reach > 2:
-        line += (
-            f" The client rate times the largest curvature is {reach:.2g}, above 2: there local "
-            f"steps bounce instead of descending. Rates below {2 / L.curvature:.2g} do not."
-        )
-    return line.strip()
-
-
 def _of_the_bound(found: Diagnosis) -> str:
     allowed, used = found.allowed_lr["fedavg"], found.client_lr
     at_most = found.terms(min(allowed, used))["fedavg"]
     line = (
         f"FedAvg's error floor by Theorem 1 at a client rate of {min(allowed, used):.2g}: "
-        f"{_listed(shares(at_most))}."
+        f"{listed(shares(at_most))}."
     )
     if used > allowed:
-        beyond = _listed(shares(found.terms(used)["fedavg"]))
+        beyond = listed(shares(found.terms(used)["fedavg"]))
         line += (
             f" The run's rate of {used:.2g} is {used / allowed:.0f} times the largest for which "
             f"the theorem is proved here. Its formula there ({beyond}) bounds nothing; rates that "
@@ -324,12 +140,12 @@ def _next_move_by_bounds(found: Diagnosis) -> str:
     if parts["client_drift"] > parts["stochastic_gradient"]:
         return (
             f"Once the choice of clients no longer counts, drift is "
-            f"{_percent(parts['client_drift'])} of what is left, {by_bounds}: a lower client rate "
+            f"{percent(parts['client_drift'])} of what is left, {by_bounds}: a lower client rate "
             f"or fewer than {steps:g} local steps lessen it."
         )
     return (
         f"Once the choice of clients no longer counts, mini-batches are "
-        f"{_percent(parts['stochastic_gradient'])} of what is left, {by_bounds}: larger batches, "
+        f"{percent(parts['stochastic_gradient'])} of what is left, {by_bounds}: larger batches, "
         f"or more than {steps:g} local steps at the same rate times steps, average it out."
     )
 
@@ -379,3 +195,20 @@ def assumptions(found: Diagnosis) -> list[str]:
 
 def _unequal(found: Diagnosis) -> bool:
     return not found.measured.equal_steps
+
+
+def _of_the_steepest(found: Diagnosis) -> str:
+    L = found.measured.smoothness
+    reach = found.client_lr * L.curvature
+    line = ""
+    if L.curvature > _STEEP * L.median_screened > 0:
+        line = (
+            f"Client {L.steepest} is {L.curvature / L.median_screened:.2g} times as steep as the "
+            f"median client, and decides about L."
+        )
+    if reach > 2:
+        line += (
+            f" The client rate times the largest curvature is {reach:.2g}, above 2: there local "
+            f"steps bounce instead of descending. Rates below {2 / L.curvature:.2g} do not."
+        )
+    return line.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from fedvarp.analysis.styles import LOOKS, with_rows
 from fedvarp.diagnosis.result import Diagnosis
-from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.measuring_updates import MeasuredUpdates
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread
 from fedvarp.theory.update_sketches import Uncertainty
@@ -220,7 +221,8 @@ def _trained_anew(
 
     for name, anew in found.trained_anew.items():
         setting, price = told[name]
-        before = Uncertainty(updates.sketches.of(anew.sketches.clients))
+        same = updates.sketches.of(anew.sketches.clients)
+        before = Uncertainty(dataclasses.replace(same, less_gradients=anew.sketches.less_gradients))
         change = anew.uncertainty.change_since(before, total)
         error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
         old, new = (now.errors(s, M) for s in (before.spread, anew.uncertainty.spread))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedvarp.experiments.settings import Settings
 from fedvarp.tables.codecs import codec_named
 from fedvarp.theory.bounds import ErrorTerms, error_terms
-from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.learning_rates import Condition, conditions
 from fedvarp.theory.measurements import CurvePoint, Measurements
 from fedvarp.theory.measuring_updates import MeasuredUpdates

@@ -11,7 +11,7 @@ from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.remedies import Remedy, rank_remedies
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.bounds import ErrorTerms
-from fedvarp.theory.estimators import Estimate
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.measuring_updates import ParameterSpread
 from fedvarp.theory.step_errors import StepErrors
 

@@ -1,6 +1,6 @@
 from .bounds import ErrorTerms as ErrorTerms
 from .bounds import error_terms as error_terms
-from .estimators import Estimate as Estimate
+from .intervals import Estimate as Estimate
 from .learning_rates import Condition as Condition
 from .learning_rates import Corollary as Corollary
 from .learning_rates import conditions as conditions

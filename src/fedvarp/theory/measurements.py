@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedvarp.clusters.k_means import k_means
-from fedvarp.theory.estimators import Estimate, heterogeneity_of
+from fedvarp.theory.estimators import heterogeneity_of
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.problem import Problem
 from fedvarp.theory.smoothness import Smoothness
 

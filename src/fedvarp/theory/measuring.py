@@ -24,15 +24,14 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.theory.estimators import (
-    Estimate,
     SpreadWithinClusters,
-    effective_draws,
     error_of_heterogeneity,
     error_of_squared_norm,
     heterogeneity,
     mean_estimate,
     squared_norm,
 )
+from fedvarp.theory.intervals import Estimate, effective_draws
 from fedvarp.theory.measurements import Measurements
 from fedvarp.theory.smoothness import smoothness
 from fedvarp.theory.step_weights import StepWeights

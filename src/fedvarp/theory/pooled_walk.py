@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedvarp.clients import local_training
 from fedvarp.clients.gradients import ClientGradients, Track, untracked
+from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.data.federated_dataset import Examples
@@ -106,7 +107,7 @@ def _walked(
     weights: StepWeights,
     batches: Iterator[Examples],
     walk: int,
-    local_sgd: local_training.LocalSGD,
+    local_sgd: LocalSGD,
     at: Tensor | None,
 ) -> Tensor:
     """(d,) float64, the mean over clients of (w − w^(τ_i)) / (η_c unit) along one walk."""
@@ -168,7 +169,7 @@ class _Pool:
     def _gathered(self, chosen: Tensor) -> Examples:
         owners = torch.searchsorted(self._ends, chosen, right=True)
         inputs, targets = [], []
-        for owner in owners.unique().tolist():
+        for owner in sorted(set(owners.tolist())):
             x, y = self._examples(owner)
             own = chosen[owners == owner] - (self._ends[owner] - len(x))
             inputs.append(x[own])

@@ -25,7 +25,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fedvarp.theory.estimators import Estimate, effective_draws, heterogeneity
+from fedvarp.theory.estimators import heterogeneity
+from fedvarp.theory.intervals import Estimate, effective_draws
 from fedvarp.theory.step_errors import RowSpread, UpdateSpread
 
 _GROUPS: Final = 100  # of clients that are left out together, at most
@@ -240,8 +241,8 @@ def _changes(
     jackknife = (len(groups) - 1) / len(groups)
     if 2 < n < N:
         for group in groups:
-            rest = sketches.at(_rest(n, group))
-            yield jackknife * (1 - n / N), rest.spread(), spread
+            fewer = sketches.at(_rest(n, group))
+            yield jackknife * (1 - n / N), fewer.spread(), spread
     for group in groups:
         one, other = sketches.one.clone(), sketches.other.clone()
         one[group], other[group] = sketches.other[group], sketches.one[group]
@@ -252,10 +253,10 @@ def _changes(
         yield jackknife * n / N, _with_noise(spread, noise, sketches), spread
     for walk in range(R):
         rest = _rest(R, torch.tensor([walk]))
-        fewer = dataclasses.replace(
+        other_walks = dataclasses.replace(
             sketches, walks=sketches.walks[rest], walks_at_w=sketches.walks_at_w[rest]
         )
-        drift, progress = fewer.drift_and_progress()
+        drift, progress = other_walks.drift_and_progress()
         yield (R - 1) / R, dataclasses.replace(spread, drift=drift, progress=progress), spread
 
 
