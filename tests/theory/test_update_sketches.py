@@ -162,7 +162,7 @@ def test_a_change_at_the_same_clients_is_known_better_than_both_figures() -> Non
             walks_at_w=before.walks_at_w,
         )
         was, now = Uncertainty(before), Uncertainty(shifted)
-        change = now.change_since(was, FIGURES["participation"])
+        change = now.change_since(was, FIGURES["participation"], FIGURES["participation"])
         errors.append(was.standard_error(FIGURES["participation"]))
         changes.append(change)
     # A shift of all clients leaves their spread as it was, exactly.

@@ -216,20 +216,25 @@ def _trained_anew(
         ),
     }
 
-    def total(spread: UpdateSpread) -> float:
-        return now.errors(spread, M).total
-
     for name, anew in found.trained_anew.items():
         setting, price = told[name]
         same = updates.sketches.of(anew.sketches.clients)
         before = Uncertainty(dataclasses.replace(same, less_gradients=anew.sketches.less_gradients))
-        change = anew.uncertainty.change_since(before, total)
+
+        def after(spread: UpdateSpread, name: str = name) -> StepErrors:
+            errors = now.errors(spread, M)
+            return _of_two_rounds(errors) if name == HALF_RATE else errors
+
+        change = anew.uncertainty.change_since(
+            before, lambda s: after(s).total, lambda s: now.errors(s, M).total
+        )
         error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
-        old, new = (now.errors(s, M) for s in (before.spread, anew.uncertainty.spread))
         yield Remedy(
             name=f"{now.name}, {name}",
             setting=setting,
-            errors=_moved(as_now.errors, old, new),
+            errors=_moved(
+                as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
+            ),
             total=Estimate.of_squares(
                 as_now.total.value + change.value, error, anew.uncertainty.draws
             ),
@@ -237,6 +242,16 @@ def _trained_anew(
             known_from=f"{len(anew.sketches.clients)} clients trained anew",
             **(_cost(found, now.rows, M) | {"price": price}),
         )
+
+
+def _of_two_rounds(errors: StepErrors) -> StepErrors:
+    """What two rounds leave that go the way of one: chance averages out, drift does not."""
+    return StepErrors(
+        errors.algorithm,
+        errors.stochastic_gradient / 2,
+        errors.partial_participation / 2,
+        errors.client_drift,
+    )
 
 
 def _moved(errors: StepErrors, old: StepErrors, new: StepErrors) -> StepErrors:

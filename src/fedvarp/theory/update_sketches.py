@@ -209,7 +209,10 @@ class Uncertainty:
         return Estimate.of_mean(value, self.standard_error(figure), self.draws)
 
     def change_since(
-        self, before: Uncertainty, figure: Callable[[UpdateSpread], float]
+        self,
+        before: Uncertainty,
+        figure: Callable[[UpdateSpread], float],
+        figure_before: Callable[[UpdateSpread], float],
     ) -> Estimate:
         """Estimates how much a figure has changed, where the same clients were trained anew.
 
@@ -218,17 +221,19 @@ class Uncertainty:
 
         Args:
             before: Of the same clients, and as many walks.
-            figure: Computes it from any spread.
+            figure: Computes it from a spread of now.
+            figure_before: Computes it from a spread of before.
 
         Returns:
             The change.
         """
         pairs = zip(self._changes, before._changes, strict=True)
-        variance = sum(
-            weight * (figure(here) - figure(there) - figure(was_here) + figure(was_there)) ** 2
-            for (weight, here, there), (_, was_here, was_there) in pairs
-        )
-        value = figure(self.spread) - figure(before.spread)
+        variance = 0.0
+        for (weight, here, there), (_, was_here, was_there) in pairs:
+            change = figure(here) - figure(there)
+            change_before = figure_before(was_here) - figure_before(was_there)
+            variance += weight * (change - change_before) ** 2
+        value = figure(self.spread) - figure_before(before.spread)
         return Estimate.of_mean(value, math.sqrt(variance), self.draws)
 
 
