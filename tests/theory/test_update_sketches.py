@@ -115,12 +115,12 @@ def test_intervals_cover_what_they_say(n: int) -> None:
 @pytest.mark.parametrize("drift", [0.0, 0.2])
 @pytest.mark.parametrize("unequal", [True, False])
 def test_intervals_cover_about_95_percent(unequal: bool, drift: float, n: int) -> None:
-    """Of 400 draws: the standard error of a coverage of 95 % is 1.1 %.
+    """Of 200 draws: the standard error of a coverage of 95 % is 1.5 %.
 
     The one at zero drift covers more: it cannot lie below, and the jackknife overstates there.
     """
-    found = coverage(Federation(unequal=unequal, drift=drift), n, seeds=400)
-    assert min(found.values()) > 0.915
+    found = coverage(Federation(unequal=unequal, drift=drift), n, seeds=200)
+    assert min(found.values()) >= 0.9
 
 
 def test_what_is_not_drawn_is_exact() -> None:

@@ -205,7 +205,7 @@ class _Seen:
         return less < plain
 
     def _few(self, spread: RunningSpread) -> float:
-        """By how much the squared length of a mean of n of N exceeds that of all."""
+        """By how much the squared length of a mean of n of N exceeds that of all, on average."""
         return -squared_norm(0.0, spread.sum_of_squares, len(self.clients), self._num_clients)
 
     def as_sketches(self, found: Mapping[int, Tensor]) -> UpdateSketches:
