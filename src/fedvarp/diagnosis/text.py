@@ -54,7 +54,7 @@ def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
         advice: What `advise` says about it.
 
     Returns:
-        Lines of at most 100 characters.
+        Paragraphs of at most 88 characters, tables as wide as they need to be.
     """
     shown = "".join(table.text() for table in tables(found))
     return shown + paragraphs(f"- {line}" for line in advice)
@@ -144,17 +144,20 @@ def _remedies(ranked: Sequence[Remedy]) -> Table:
         )
         for remedy in ranked
     ]
-    sources = dict.fromkeys(remedy.known_from for remedy in ranked)
-    notes = [
-        f"From {source}: {'; '.join(r.name for r in ranked if r.known_from == source)}."
-        for source in sources
-    ]
     prices = [f"{remedy.name}: {remedy.price}" for remedy in ranked if remedy.price]
+    anew = [remedy for remedy in ranked if "anew" in remedy.known_from]
+    told = [f"{remedy.name}: {remedy.known_from}" for remedy in anew]
+    notes = [
+        "; ".join([*told, "all others follow from the updates measured"])
+        + ", with fresh rows unless they are the run's."
+    ]
+    if prices:
+        notes.append(f"At a price: {'; '.join(prices)}.")
     return Table(
         "What would help: the error of one step that would be left",
         ("", "error left", "95 %", "change, 95 %", "rows", "sent, a round"),
         lines,
-        notes=(*notes, *([f"At a price: {'; '.join(prices)}."] if prices else [])),
+        notes=notes,
     )
 
 

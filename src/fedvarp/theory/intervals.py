@@ -104,6 +104,7 @@ def t_quantile(degrees: float) -> float:
 def effective_draws(squares: Tensor) -> float:
     """Counts the draws that a sum of squares is made of: few, where a few make up most of it.
 
+    >>> import torch
     >>> effective_draws(torch.ones(10)), effective_draws(torch.tensor([100.0] + [0.0] * 9))
     (10.0, 1.0)
 
