@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from fedvarp.analysis.styles import CAUSES
-from fedvarp.diagnosis import Diagnosis, draw
+from fedvarp.diagnosis import Diagnosis, draw, rank_remedies
 from fedvarp.diagnosis.figure import as_figure
 
 pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
 
 
 def test_there_is_a_bar_for_every_cause(found: Diagnosis) -> None:
-    step, bound, curve = as_figure(found).axes
+    step, helping, bound, curve = as_figure(found).axes
     for axes in (step, bound):
         assert len(axes.patches) == 3 * len(CAUSES)
     highest: list[Any] = step.patches[-3:]
@@ -23,6 +23,7 @@ def test_there_is_a_bar_for_every_cause(found: Diagnosis) -> None:
     for top, name in zip(tops, found.algorithms, strict=True):
         one = found.step_errors[name]
         assert top == pytest.approx(sum(max(getattr(one, cause), 0.0) for cause in CAUSES))
+    assert len(helping.lines) == len(rank_remedies(found))
     assert curve.lines[0].get_xdata().tolist() == [1, 2, 4, 5, 8, 16, 20]  # type: ignore[union-attr]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
-from fedvarp.diagnosis import Diagnosis, write_json
+from fedvarp.diagnosis import Diagnosis, as_json, rank_remedies, write_json
 from fedvarp.theory import Problem, error_terms
 
 
@@ -25,7 +27,7 @@ def test_the_bounds_are_the_theorems_at_the_measured_constants(found: Diagnosis)
 
 
 def test_allowed_rates_meet_every_condition_and_no_larger_one_does(found: Diagnosis) -> None:
-    kept = found.as_json()
+    kept = as_json(found, [])
     for name in found.algorithms:
         tightest = min(c["largest_client_lr"] for c in kept["conditions"][name])
         assert kept["allowed_client_lr"][name] == tightest
@@ -38,6 +40,10 @@ def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) 
     assert kept["advice"] == ["Do this."]
     assert kept["measured"]["sigma_g2"]["value"] == found.measured.sigma_g2.value
     assert kept["step_errors"]["fedavg"]["total"] == found.step_errors["fedavg"].total
+    interval = kept["step_errors"]["fedavg"]["intervals"]["total"]
+    assert interval["low"] <= kept["step_errors"]["fedavg"]["total"] <= interval["high"]
+    left = [remedy["total"]["value"] for remedy in kept["remedies"]]
+    assert left == sorted(left)
     assert [point["num_clusters"] for point in kept["curve"]] == [1, 2, 4, 5, 8, 16, 20]
     # 20 rows of 10 float32 numbers and a sum of 10 float64 ones; int8 has a scale of 4 bytes a row.
     assert kept["table_bytes"]["20"]["float32"] == 20 * 40 + 80
@@ -45,6 +51,26 @@ def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) 
 
 
 def test_json_holds_the_errors_with_the_rows_of_a_run(with_rows: Diagnosis) -> None:
-    kept = with_rows.as_json()["step_errors_with_rows"]
+    kept = as_json(with_rows, [])["step_errors_with_rows"]
     assert kept["algorithm"] == "cluster_fedvarp"
     assert kept["total"] > 0
+
+
+def test_remedies_are_ranked_with_their_costs(found: Diagnosis, with_rows: Diagnosis) -> None:
+    by_name = {remedy.name: remedy for remedy in rank_remedies(found)}
+    assert by_name["FedVARP (now)"].is_now
+    assert by_name["FedAvg"].table_bytes == 0
+    assert by_name["FedVARP, 8 clients a round"].round_bytes == 2 * 8 * 40  # 10 float32 both ways
+    assert by_name["FedAvg"].round_bytes == 2 * 4 * 40
+    assert by_name["ClusterFedVARP, the 5 measured"].table_bytes == 5 * 40 + 80
+    planted, found_again = (
+        by_name[f"ClusterFedVARP, {which}"] for which in ("the 5 measured", "5 by k-means")
+    )
+    assert found_again.total.value == pytest.approx(planted.total.value, rel=1e-3)
+    assert found_again.setting == "algorithm=cluster_fedvarp, table.clusters=auto:5"
+    with_own = {remedy.name: remedy for remedy in rank_remedies(with_rows)}
+    now = with_own["ClusterFedVARP, its rows (now)"]
+    assert with_rows.step_errors_with_rows is not None
+    assert now.total.value == with_rows.step_errors_with_rows.total
+    part = next(one for name, one in with_own.items() if "its rows, β" in name)
+    assert part.total.value <= min(now.total.value, with_own["FedAvg"].total.value) * (1 + 1e-9)

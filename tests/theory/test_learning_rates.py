@@ -167,7 +167,7 @@ class TestCorollaries:
         assert terms.partial_participation == pytest.approx(
             12 * sampling * 1.9 * orders.partial_participation
         )
-        assert terms.client_drift == pytest.approx(32 * (TAU - 1) / TAU * 1.9 * orders.client_drift)
+        assert terms.client_drift == pytest.approx(16 * (TAU - 1) / TAU * 1.9 * orders.client_drift)
         assert terms.stochastic_gradient == pytest.approx(
             4 * 1.7 * orders.stochastic_gradient
             + 8 * (TAU - 1) / TAU**2 * 1.7 * orders.client_drift

@@ -55,7 +55,7 @@ def test_sketched_heterogeneity_is_right_on_average() -> None:
     found = [
         measure(
             data, Quadratic(300), quadratic_loss, local_sgd=SGD, sketch_size=32,
-            smoothness_clients=1, seed=seed,
+            seed=seed,
         ).heterogeneity_within(clusters)
         for seed in range(12)
     ]  # fmt: skip
@@ -90,7 +90,6 @@ def test_clusters_are_not_judged_by_the_sketch_they_were_fitted_to() -> None:
         quadratic_loss,
         local_sgd=SGD,
         sketch_size=8,
-        smoothness_clients=1,
     )
     (honest,) = cluster_curve(measured, [32])
     # Within one of 32 clusters of 64 independent vectors: (64 − 32) / 64 of the variance.

@@ -25,7 +25,7 @@ SGD5 = LocalSGD(lr=0.1, batch_size=5, epochs=1)
 
 
 def measured(data: FederatedDataset, dim: int, **changes: object) -> Measurements:
-    settings: dict[str, object] = {"local_sgd": SGD5, "smoothness_clients": 1}
+    settings: dict[str, object] = {"local_sgd": SGD5}
     return measure(data, Quadratic(dim), quadratic_loss, **(settings | changes))  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def test_one_cluster_is_sigma_g2_and_a_cluster_each_is_nothing_to_the_last_bit()
         one = measured(data, 10, cluster_of=torch.zeros(20, dtype=torch.int64), sample=sample)
         assert one.sigma_K2 == one.sigma_g2
         each = measured(data, 10, cluster_of=torch.arange(20), sample=sample)
-        assert each.sigma_K2 == Estimate(0.0, 0.0)
+        assert each.sigma_K2 == Estimate.exact(0.0)
 
 
 def test_the_noise_is_averaged_over_clients() -> None:
@@ -69,7 +69,7 @@ def test_the_noise_is_averaged_over_clients() -> None:
 def test_a_single_batch_has_no_noise() -> None:
     whole = LocalSGD(lr=1, batch_size=10, epochs=1)
     found = measured(quadratics(6, 4, num_clusters=2), 4, local_sgd=whole)
-    assert found.sigma2 == Estimate(0.0, 0.0)
+    assert found.sigma2 == Estimate.exact(0.0)
 
 
 def test_a_sample_is_estimated_from_the_gradients_of_those_drawn() -> None:
@@ -166,8 +166,9 @@ def test_weight_decay_belongs_to_what_is_descended() -> None:
             data,
             model,
             nn.functional.cross_entropy,
-            local_sgd=LocalSGD(lr=0.1, batch_size=4, epochs=1, weight_decay=decay),
-            smoothness_clients=3,
+            local_sgd=LocalSGD(
+                lr=0.1, batch_size=4, epochs=1, weight_decay=decay, normalise_steps=True
+            ),
         )
         for decay in (0.0, 0.5)
     )
@@ -180,6 +181,44 @@ def test_weight_decay_belongs_to_what_is_descended() -> None:
     assert decayed.sigma_g2_max == pytest.approx(plain.sigma_g2_max)
 
 
+def test_with_unequal_clients_the_objective_is_that_of_plain_differences() -> None:
+    """f̃_i = (τ_i/τ̄) f_i: 7, 12 and 600 examples in batches of 4 are 2, 3 and 150 steps."""
+    data, model = small_classifier()
+    plain, each_once = (
+        measure(
+            data,
+            model,
+            nn.functional.cross_entropy,
+            local_sgd=LocalSGD(lr=0.1, batch_size=4, epochs=1, normalise_steps=normalised),
+        )
+        for normalised in (False, True)
+    )
+    factor = torch.tensor([2.0, 3.0, 150.0]).double() * 3 / 155
+    gradients = factor[:, None] * each_once.sketches
+    torch.testing.assert_close(plain.sketches, gradients, rtol=1e-5, atol=1e-7)
+    mean = gradients.mean(0)
+    assert plain.gradient_norm2.value == pytest.approx(float(mean @ mean), rel=1e-5)
+    spread = (gradients - mean).square().sum(1)
+    assert plain.sigma_g2.value == pytest.approx(float(spread.mean()), rel=1e-5)
+    assert plain.sigma_g2_max == pytest.approx(float(spread.max()), rel=1e-5)
+    assert not plain.equal_steps
+    assert plain.num_steps == pytest.approx(155 / 3)
+    once = each_once.smoothness.by_client
+    expected = {client: float(factor[client]) * value for client, value in once.items()}
+    assert plain.smoothness.by_client == pytest.approx(expected)
+
+
+def test_sizes_that_only_loading_tells_are_counted() -> None:
+    data, model = small_classifier()
+    unknown = FederatedDataset(load=data.load, num_clients=3)
+    sgd = LocalSGD(lr=0.1, batch_size=4, epochs=1)
+    found = [
+        measure(one, model, nn.functional.cross_entropy, local_sgd=sgd).as_json()
+        for one in (data, unknown)
+    ]
+    assert found[0] == found[1]
+
+
 def test_progress_is_shown_by_whoever_is_given() -> None:
     shown: list[tuple[str, int]] = []
 
@@ -187,8 +226,9 @@ def test_progress_is_shown_by_whoever_is_given() -> None:
         shown.append((title, len(items)))
         return items
 
-    measured(quadratics(10, 4, num_clusters=5), 4, smoothness_clients=2, track=track)
-    assert shown == [("Measuring clients", 10), ("Measuring curvature", 2)]
+    measured(quadratics(10, 4, num_clusters=5), 4, track=track)
+    told = [("Measuring clients", 10), ("Looking for curvature", 10), ("Measuring curvature", 5)]
+    assert shown == told
 
 
 def test_numbers_that_no_client_has_are_refused() -> None:
@@ -202,7 +242,6 @@ def test_numbers_that_no_client_has_are_refused() -> None:
     ("changes", "said"),
     [
         ({"sample": 2}, "sample=2.* 3 clients or more"),
-        ({"smoothness_clients": 0}, "smoothness_clients=0"),
         ({"cluster_of": torch.arange(9)}, r"shape \(9,\).*10 clients"),
         ({"loss_lower_bound": 1e6}, r"below loss_lower_bound=1e\+06"),
         ({"w": torch.full((4,), float("nan"))}, "client 0 is not finite.*diverged"),

@@ -63,6 +63,7 @@ def test_products_are_those_of_the_whole_hessian() -> None:
         hessian_product(gradients, 0, v), whole @ v.double(), rtol=1e-4, atol=1e-5
     )
     found = smoothness(gradients, [0], max_products=200)
+    assert found.num_screened == 1
     largest = float(torch.linalg.eigvalsh(whole).abs().max())
     assert found.curvature == pytest.approx(largest, rel=1e-2)
     assert found.largest_residual <= 1e-3
@@ -104,3 +105,20 @@ def test_a_gradient_that_never_changes_has_no_curvature() -> None:
 def test_a_model_that_has_diverged_is_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
         power_iteration(lambda v: v * float("inf"), torch.ones(2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_steep_client_among_forty_is_found(seed: int) -> None:
+    """L = 1 at 39 clients, 100 at one: in all its coordinates, or in one of them only."""
+    for steep_in in (slice(None), slice(3, 4)):
+        curvature = torch.ones(40, 30)
+        curvature[17, steep_in] = 100.0
+        draw = stream(seed, "clients")
+        parts = [(torch.randn(2, 30, generator=draw), row.expand(2, -1)) for row in curvature]
+        gradients = quadratic_gradients(from_tensors(parts), 30, SGD, seed)
+        found = smoothness(gradients, list(range(40)))
+        assert found.steepest == 17
+        assert found.curvature == pytest.approx(100, rel=1e-3)
+        assert found.median_screened == pytest.approx(1, rel=1e-3)
+        assert found.num_screened == 40
+        assert len(found.by_client) == 5

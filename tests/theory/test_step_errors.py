@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -23,24 +25,29 @@ N, DIM = 20, 10
 
 def spread_of(data: Quadratics, sgd: LocalSGD, seed: int = 0, n: int = N) -> UpdateSpread:
     chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:n].sort().values
-    return measure_updates(quadratic_gradients(data, DIM, sgd, seed), chosen, data.cluster_of)
+    gradients = quadratic_gradients(data, DIM, sgd, seed)
+    return measure_updates(gradients, chosen, data.cluster_of).spread
 
 
 def gradients_at_zero(data: Quadratics) -> Tensor:
     return torch.stack([-data.curvature * data.client(i)[0].mean(0) for i in range(N)]).double()
 
 
-def test_without_noise_drift_and_spread_are_exact() -> None:
-    """τ steps at the rate η shrink w − c_i by (1 − ηh)^τ, so Δ_i = φ ∇f_i, φ = (1 − (1 − ηh)^τ)/(ητh)."""  # noqa: E501
+def test_without_noise_progress_and_spread_are_exact() -> None:
+    """τ steps at the rate η shrink w − c_i by (1 − ηh)^τ, so h_i = φ ∇f_i, φ = (1 − (1 − ηh)^τ)/(ητh).
+
+    All have the same curvatures h, and so has the pooled data: there is no drift.
+    """  # noqa: E501
     data = quadratics(N, DIM, sigma2=0.0, smoothness=2.0)
     eta, tau = 0.2, 6
-    found = spread_of(data, LocalSGD(lr=eta, batch_size=10, steps=tau))
+    found = spread_of(data, LocalSGD(lr=eta, batch_size=1000, steps=tau))
     h = data.curvature.double()
     phi = (1 - (1 - eta * h) ** tau) / (eta * tau * h)
     g = gradients_at_zero(data)
     updates = phi * g
     assert found.noise == pytest.approx(0, abs=1e-9)
-    assert found.drift == pytest.approx(float((updates - g).mean(0).square().sum()), rel=1e-4)
+    assert found.drift == pytest.approx(0, abs=1e-9)
+    assert found.progress == pytest.approx(float((updates - g).mean(0).square().sum()), rel=1e-4)
     offsets = updates - updates.mean(0)
     assert found.between_clients == pytest.approx(float(offsets.square().sum(1).mean()), rel=1e-4)
     clusters = updates.view(5, 4, DIM)  # clients of a cluster follow each other
@@ -72,7 +79,7 @@ def test_errors_are_those_of_drawing_cohorts() -> None:
     h = torch.randn(5, 3, generator=draw, dtype=torch.float64)
     mean = h.mean(0)
     between = float((h - mean).square().sum(1).mean())
-    errors = UpdateSpread(0.0, between, None, 0.25, 0).errors(5, 2)
+    errors = UpdateSpread(0.0, between, 0.25).errors(5, 2)
     pairs = torch.combinations(torch.arange(5), 2)
     by_hand = (h[pairs].mean(1) - mean).square().sum(1).mean()
     assert errors["fedavg"].partial_participation == pytest.approx(float(by_hand))
@@ -80,7 +87,7 @@ def test_errors_are_those_of_drawing_cohorts() -> None:
     assert errors["fedvarp"].partial_participation == 0
     # Noise alone: v = mean(e) + average over S of (e' − e), of variance ν (1/M + 1/M − 1/N).
     e, fresh = torch.randn(2, 20_000, 5, generator=draw, dtype=torch.float64)
-    errors = UpdateSpread(1.0, 0.0, 0.0, 0.0, 0).errors(5, 2, [1] * 5)
+    errors = UpdateSpread(1.0, 0.0, 0.0, within_clusters=0.0).errors(5, 2, [1] * 5)
     v = e.mean(1) + (fresh - e)[:, :2].mean(1)
     assert errors["fedvarp"].stochastic_gradient == pytest.approx(
         float(v.square().mean()), rel=0.05
@@ -97,9 +104,10 @@ def test_rows_as_they_are_against_every_cohort() -> None:
     sgd = LocalSGD(lr=0.2, batch_size=10, steps=3)
     gradients = quadratic_gradients(data, DIM, sgd)
     y = torch.randn(N, DIM, generator=stream(3, "rows"))
-    found = measure_updates(
+    spread = measure_updates(
         gradients, torch.arange(N), data.cluster_of, row_of=lambda client: y[client]
-    ).errors_with_rows("fedvarp", N, 3)
+    ).spread
+    found = spread.errors_with_rows("fedvarp", N, 3)
     model, w = gradients.model, gradients.w
     updates = [
         local_training.train(
@@ -107,13 +115,48 @@ def test_rows_as_they_are_against_every_cohort() -> None:
         ).delta
         for i in range(N)
     ]
-    h = torch.stack(updates).double()
+    # Updates and rows are sums of three gradients; errors are those of one.
+    h, y = torch.stack(updates).double() / 3, y.double() / 3
     cohorts = torch.combinations(torch.arange(N), 3)
-    v = y.double().mean(0) + (h - y.double())[cohorts].mean(1)
-    by_hand = (v - h.mean(0)).square().sum(1).mean()
+
+    def by_hand(beta: float) -> float:
+        v = beta * y.mean(0) + (h - beta * y)[cohorts].mean(1)
+        return float((v - h.mean(0)).square().sum(1).mean())
+
     assert found is not None
-    assert found.partial_participation == pytest.approx(float(by_hand), rel=1e-5)
+    assert found.partial_participation == pytest.approx(by_hand(1.0), rel=1e-5)
     assert found.stochastic_gradient == pytest.approx(0, abs=1e-9)
+    best = spread.best_beta_with_rows()
+    part = spread.errors_with_part_of_rows(best, N, 3).partial_participation
+    assert part == pytest.approx(by_hand(best), rel=1e-5)
+    assert by_hand(best) <= min(by_hand(beta) for beta in (0.0, 0.5 * best, 0.5 + 0.5 * best, 1.0))
+
+
+@settings(max_examples=50, deadline=None)
+@given(noise=st.floats(0, 10), between=st.floats(0, 10), beta=st.floats(0, 1), M=st.integers(1, 12))
+def test_the_best_beta_leaves_least(noise: float, between: float, beta: float, M: int) -> None:
+    """β = 0 is FedAvg and β = 1 FedVARP; the best one is no worse than either, or any other."""
+    spread = UpdateSpread(noise, between, 0.0)
+    best = spread.fedvarp(12, M, spread.best_beta(12)).total
+    assert best <= spread.fedvarp(12, M, beta).total * (1 + 1e-9) + 1e-12
+    assert spread.fedvarp(12, M, 0.0).total == pytest.approx(spread.fedavg(12, M).total)
+
+
+def test_a_part_of_fresh_rows_against_draws() -> None:
+    """v = β ȳ + mean over S of (Δ − β y) with y = h + e: drawn 20,000 times."""
+    draw = stream(2, "beta")
+    h = torch.tensor([1.0, -1.0, 2.0, 0.0, -2.0], dtype=torch.float64)
+    e, fresh = 0.7 * torch.randn(2, 20_000, 5, generator=draw, dtype=torch.float64)
+    beta, y = 0.6, h + e
+    everywhere = torch.stack(
+        [
+            beta * y.mean(1) + (h + fresh - beta * y)[:, pair].mean(1)
+            for pair in torch.combinations(torch.arange(5), 2)
+        ]
+    )
+    spread = UpdateSpread(0.49, float(h.var(unbiased=False)), 0.0)
+    error = float((everywhere - h.mean()).square().mean())
+    assert spread.fedvarp(5, 2, beta).total == pytest.approx(error, rel=0.03)
 
 
 def test_what_rows_leave_of_each_parameter_adds_up_to_the_whole() -> None:
@@ -136,8 +179,10 @@ def test_what_rows_leave_of_each_parameter_adds_up_to_the_whole() -> None:
     assert bias.around_rows == pytest.approx(0, abs=1e-9)
     assert bias.between_clients > 0.1
     assert weight.around_rows == pytest.approx(weight.between_clients)
-    assert weight.between_clients + bias.between_clients == pytest.approx(found.between_clients)
-    assert weight.around_rows + bias.around_rows == pytest.approx(found.around_rows)
+    spread = found.spread
+    assert spread.from_rows is not None
+    assert weight.between_clients + bias.between_clients == pytest.approx(spread.between_clients)
+    assert weight.around_rows + bias.around_rows == pytest.approx(spread.from_rows.around_rows)
 
 
 def test_rows_of_noisy_clients_are_measured_without_bias() -> None:
@@ -151,9 +196,9 @@ def test_rows_of_noisy_clients_are_measured_without_bias() -> None:
         sgd = LocalSGD(lr=0.1, batch_size=2, steps=1)
         gradients = quadratic_gradients(data, DIM, sgd, seed)
         chosen = torch.randperm(N, generator=stream(seed, "chosen"))[:8]
-        found = measure_updates(gradients, chosen, None, row_of=lambda client: y[client])
-        assert found.around_rows is not None
-        values.append(found.around_rows)
+        found = measure_updates(gradients, chosen, None, row_of=lambda client: y[client]).spread
+        assert found.from_rows is not None
+        values.append(found.from_rows.around_rows)
     spread = torch.tensor(values, dtype=torch.float64)
     assert abs(float(spread.mean()) - truth) < 4 * float(spread.std()) / math.sqrt(16)
     assert float(spread.std()) < truth / 2  # or the line above could not fail
@@ -188,7 +233,8 @@ def test_shared_rows_against_every_cohort(sizes: list[int], M: int) -> None:
             reads = (clusters == k).double()
             spread = sum((reads[S].mean() - reads.mean()) ** 2 for S in cohorts)
             of_noise += float(spread) / len(own)
-    found = UpdateSpread(1.0, 9.0, within / 6, 0.0, 0).errors(6, M, sizes)["cluster_fedvarp"]
+    spreads = UpdateSpread(1.0, 9.0, 0.0, within_clusters=within / 6)
+    found = spreads.errors(6, M, sizes)["cluster_fedvarp"]
     total = possible * len(cohorts)
     assert found.partial_participation == pytest.approx(by_hand / total)
     assert found.stochastic_gradient == pytest.approx(1 / M + of_noise / total)
@@ -198,8 +244,8 @@ def test_one_client_has_updates_too() -> None:
     data = from_tensors([(torch.ones(1, 4), torch.ones(1, 4))])
     gradients = quadratic_gradients(data, 4, LocalSGD(lr=0.1, batch_size=1, steps=1))
     found = measure_updates(gradients, torch.arange(1))
-    assert (found.noise, found.between_clients, found.diverged) == (0, 0, 0)
-    assert found.drift == pytest.approx(0, abs=1e-12)
+    assert (found.spread.noise, found.spread.between_clients, found.diverged) == (0, 0, 0)
+    assert found.spread.drift == pytest.approx(0, abs=1e-12)
 
 
 def test_clients_that_diverge_are_left_out_and_counted() -> None:

@@ -57,7 +57,8 @@ def diagnose(
     from fedvarp.cli.output import shows_progress
     from fedvarp.diagnosis import procedure
     from fedvarp.diagnosis.advice import advise, refuse_wishes
-    from fedvarp.diagnosis.result import write_json
+    from fedvarp.diagnosis.files import as_json as plain
+    from fedvarp.diagnosis.files import write_json
     from fedvarp.diagnosis.text import as_text
     from fedvarp.runs.directory import RunDirectory
 
@@ -76,7 +77,7 @@ def diagnose(
     told = advise(found, keep=keep, memory_budget=budget)
     # Printed first: what was measured for long is not lost where a file cannot be written.
     if as_json:
-        typer.echo(json.dumps(found.as_json() | {"advice": told}, allow_nan=False))
+        typer.echo(json.dumps(plain(found, told), allow_nan=False))
     else:
         typer.echo(as_text(found, told), nl=False)
     if RunDirectory(source).exists and not overrides:  # what if is not what the run is

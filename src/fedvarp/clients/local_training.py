@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,29 +69,25 @@ def train(
         compiled: Takes the gradient of full batches in place of `model` and `loss`.
     """
     local = w.clone()  # line 1
-    gradient = torch.empty_like(w)
-    velocity = torch.zeros_like(w) if local_sgd.momentum else None
     total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
-    rate, num_steps = local_sgd.rate(round), 0
+    num_steps = 0
     augmenting = None if augment is None else stream(seed, "augment", round, client)
-    model.bind(local, gradient)
+    model.bind(local)
     x, y = laid_out(examples[0], model), examples[1]
-    model.module.train()
-    with layers_draw_from(stream(seed, "layers", round, client), w.device):
-        for chosen in batches(local_sgd, len(x), seed, round, client, x.device):  # line 2
+
+    def drawn() -> Iterator[Examples]:
+        for chosen in batches(local_sgd, len(x), seed, round, client, x.device):
             inputs, targets = gathered(x, chosen, model), y.index_select(0, chosen)
             if augment is not None and augmenting is not None:
                 inputs = augment(inputs, augmenting)
-            if compiled is not None and len(inputs) == local_sgd.batch_size:  # line 3
-                total_loss += compiled(local, inputs, targets, out=gradient)
-            else:
-                batch_loss = loss(model.module(inputs), targets)
-                model.backward(batch_loss)
-                total_loss += batch_loss.detach()
-            step = direction(local_sgd, gradient, local, velocity, correction)
-            local.add_(step, alpha=-rate)  # line 4
+            yield inputs, targets
+
+    with layers_draw_from(stream(seed, "layers", round, client), w.device):
+        for batch_loss in steps(  # lines 2 to 4
+            local_sgd, model, loss, local, drawn(), round, correction=correction, compiled=compiled
+        ):
+            total_loss += batch_loss
             num_steps += 1
-            rate *= local_sgd.step_decay
     num_gradients, divisor = units(local_sgd, round, num_steps)
     delta = (w - local).div_(divisor)  # line 6, where the paper divides by τ as well
     return LocalResult(
@@ -102,6 +98,52 @@ def train(
         num_examples=len(x),
         magnitude=LargestEntries.of(delta.unsqueeze(0)).values[0],
     )
+
+
+def steps(
+    local_sgd: LocalSGD,
+    model: FlatModel,
+    loss: Loss,
+    local: Tensor,
+    drawn: Iterable[Examples],
+    round: int,
+    *,
+    at: Tensor | None = None,
+    correction: Tensor | None = None,
+    compiled: CompiledGradient | None = None,
+) -> Iterator[Tensor]:
+    """Takes one step of local SGD for each of the batches.
+
+    Args:
+        local_sgd: The settings.
+        model: Computes the loss; its parameters are bound to `local`, or to `at`.
+        loss: (output, targets) → mean loss of the batch.
+        local: (d,), the model that walks; changed in place.
+        drawn: (x, y) of each step.
+        round: t.
+        at: (d,), where gradients are taken at every step; None: where the walk has come to.
+        correction: (d,), added to every gradient (SCAFFOLD).
+        compiled: Takes the gradient of full batches in place of `model` and `loss`.
+
+    Yields:
+        The loss of each batch, before its step, when the step has been taken.
+    """
+    gradient = torch.empty_like(local)
+    velocity = torch.zeros_like(local) if local_sgd.momentum else None
+    place, rate = local if at is None else at, local_sgd.rate(round)
+    model.bind(place, gradient)
+    model.module.train()
+    for inputs, targets in drawn:  # line 2
+        if compiled is not None and len(inputs) == local_sgd.batch_size:  # line 3
+            value = compiled(place, inputs, targets, out=gradient)
+        else:
+            batch_loss = loss(model.module(inputs), targets)
+            model.backward(batch_loss)
+            value = batch_loss.detach()
+        step = direction(local_sgd, gradient, place, velocity, correction)
+        local.add_(step, alpha=-rate)  # line 4
+        rate *= local_sgd.step_decay
+        yield value
 
 
 def units(local_sgd: LocalSGD, round: int, num_steps: int) -> tuple[float, float]:

@@ -1,6 +1,9 @@
 from .advice import advise as advise
 from .figure import draw as draw
+from .files import as_json as as_json
+from .files import write_json as write_json
 from .procedure import diagnose as diagnose
+from .remedies import Remedy as Remedy
+from .remedies import rank_remedies as rank_remedies
 from .result import Diagnosis as Diagnosis
-from .result import write_json as write_json
 from .text import as_text as as_text

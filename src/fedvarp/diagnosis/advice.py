@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Final
 
 from fedvarp.analysis.units import in_bytes
+from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.diagnosis.wording import listed, percent, shares
 from fedvarp.tables.settings import CODEC_NAMES
-from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.measurements import CurvePoint
-from fedvarp.theory.step_errors import StepErrors
 
 KEEP: Final = 0.8
 """The share of FedVARP's benefit that clusters should keep, unless another is asked for."""
 
-WORDS: Final = {
-    "stochastic_gradient": "mini-batches",
-    "partial_participation": "the choice of clients (partial participation)",
-    "client_drift": "local steps that lead away from the common model (client drift)",
-}
-"""The causes of an error, as sentences name them."""
+_STEEP: Final = 5.0  # times the median curvature: a client that is worth a sentence
 
 
 def advise(
@@ -43,11 +36,13 @@ def advise(
     refuse_wishes(keep, memory_budget)
     lines = []
     if found.step_errors:
-        lines.append(_of_the_step(found))
+        lines += advise_on_steps(found)
+    lines.append(_of_the_steepest(found))
     lines.append(_of_the_bound(found))
     lines.append(_memory(found))
     lines.append(_clusters(found, keep, memory_budget))
-    lines.append(_next_move(found))
+    if not found.step_errors:
+        lines.append(_next_move_by_bounds(found))
     return [line for line in lines if line] + assumptions(found)
 
 
@@ -67,97 +62,15 @@ def refuse_wishes(keep: float, memory_budget: float | None) -> None:
         raise ValueError(f"A table of {memory_budget:g} bytes holds nothing: give more than 0.")
 
 
-def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:
-    """Splits an error by cause.
-
-    Args:
-        terms: Measured, or a bound.
-
-    Returns:
-        {cause: its share of their sum}; an estimate below zero counts as none.
-    """
-    parts = {name: max(float(getattr(terms, name)), 0.0) for name in WORDS}
-    total = sum(parts.values())
-    return {name: part / total if total > 0 else 0.0 for name, part in parts.items()}
-
-
-def _listed(parts: Mapping[str, float]) -> str:
-    ranked = sorted(parts.items(), key=lambda item: -item[1])
-    told = [f"{_percent(value)} from {WORDS[name]}" for name, value in ranked if value > 0]
-    return ", ".join(told) or "nothing, there is none"
-
-
-def _percent(share: float) -> str:
-    """Rounded, but never to none or all of it."""
-    if 0 < share < 0.005:
-        return "under 1%"
-    return "over 99%" if 0.995 <= share < 1 else f"{share:.0%}"
-
-
-def _of_the_step(found: Diagnosis) -> str:
-    fedavg, fedvarp = (_variance(found.step_errors[name]) for name in ("fedavg", "fedvarp"))
-    everybody = found.settings.clients_per_round == found.measured.num_clients
-    if _is_rounding(found, fedavg.total):
-        line = "Chance changes next to nothing in one FedAvg step at this model, measured."
-    else:
-        parts = _listed(shares(fedavg))
-        line = f"What chance changes in one FedAvg step at this model, measured: {parts}."
-    if everybody:
-        line += " With all clients in every round FedVARP takes the same steps as FedAvg."
-    elif fedvarp.total < fedavg.total:
-        left = _percent(fedvarp.total / fedavg.total)
-        line += (
-            f" FedVARP with fresh states would leave {left} of it: it "
-            f"removes what the choice of clients adds, and pays with the mini-batch noise of its "
-            f"states."
-        )
-    else:
-        line += (
-            " FedVARP would not make it smaller: the mini-batch noise of its states outweighs what "
-            "the choice of clients adds. Larger batches, or FedAvg."
-        )
-    own = found.step_errors_with_rows
-    if own is not None and found.round and not everybody and not _is_rounding(found, fedavg.total):
-        ratio = _variance(own).total / fedavg.total
-        line += (
-            f" With the rows of this run as they are, {_percent(ratio)} of it is left."
-            if ratio < 1
-            else f" With the rows of this run as they are it is {ratio:.2g} times FedAvg's: they "
-            f"are too old, too noisy, shared by clients that differ, or of clients not yet seen."
-        )
-    drift, norm2 = found.step_errors["fedavg"].client_drift, found.measured.gradient_norm2.value
-    if norm2 > 0:
-        of_norm2 = _percent(max(drift, 0.0) / norm2)
-        line += (
-            f" Drift, which none of them removes, is {of_norm2} of ‖∇f‖² and the same whoever is "
-            f"drawn."
-        )
-    if found.updates is not None and found.updates.diverged:
-        line += f" {found.updates.diverged} clients diverged and are left out."
-    return line
-
-
-def _is_rounding(found: Diagnosis, error: float) -> bool:
-    """Whether an error of a step is no more than that of 32-bit arithmetic."""
-    assert found.updates is not None
-    scale = found.updates.between_clients + max(found.measured.gradient_norm2.value, 0.0)
-    return error <= 1e-10 * scale
-
-
-def _variance(errors: StepErrors) -> StepErrors:
-    """Without the drift, which is no matter of chance."""
-    return dataclasses.replace(errors, client_drift=0.0)
-
-
 def _of_the_bound(found: Diagnosis) -> str:
     allowed, used = found.allowed_lr["fedavg"], found.client_lr
     at_most = found.terms(min(allowed, used))["fedavg"]
     line = (
         f"FedAvg's error floor by Theorem 1 at a client rate of {min(allowed, used):.2g}: "
-        f"{_listed(shares(at_most))}."
+        f"{listed(shares(at_most))}."
     )
     if used > allowed:
-        beyond = _listed(shares(found.terms(used)["fedavg"]))
+        beyond = listed(shares(found.terms(used)["fedavg"]))
         line += (
             f" The run's rate of {used:.2g} is {used / allowed:.0f} times the largest for which "
             f"the theorem is proved here. Its formula there ({beyond}) bounds nothing; rates that "
@@ -212,39 +125,28 @@ def _cost(found: Diagnosis, point: CurvePoint) -> int:
     return found.table_bytes(point.num_clusters, found.settings.table.codec)
 
 
-def _next_move(found: Diagnosis) -> str:
-    """More local steps, or a lower client rate: by what FedVARP would leave."""
+def _next_move_by_bounds(found: Diagnosis) -> str:
+    """More local steps, or a lower client rate: by what the bound of FedVARP has left."""
     steps = found.measured.num_steps
-    reach = found.client_lr * found.measured.smoothness.value
-    if reach > 2:
-        return (
-            f"The client rate times L is {reach:.2g}, above 2: along the steepest direction local "
-            f"steps bounce instead of descending, and ∇f at the model says little about where they "
-            f"lead. Drift is then no verdict; try a lower client rate before more local steps."
-        )
-    if found.step_errors:
-        left = found.step_errors["fedvarp"]
-        parts, nothing = shares(left), _is_rounding(found, left.total)
-    else:
-        bound = found.terms(min(found.client_lr, found.allowed_lr["fedvarp"]))["fedvarp"]
-        parts, nothing = shares(bound), bound.floor == 0
-    if nothing:
+    bound = found.terms(min(found.client_lr, found.allowed_lr["fedvarp"]))["fedvarp"]
+    parts = shares(bound)
+    if bound.floor == 0:
         return (
             "Once the choice of clients no longer counts, next to nothing is left: a single step "
             "with whole batches neither drifts nor varies. More local steps are the next move to "
             "try; they save rounds, and bring some drift."
         )
+    by_bounds = "by the bounds, which are loose; without --bounds-only it is measured"
     if parts["client_drift"] > parts["stochastic_gradient"]:
         return (
             f"Once the choice of clients no longer counts, drift is "
-            f"{_percent(parts['client_drift'])} of what is left: a lower client rate is the better "
-            f"next move (or fewer than {steps:g} local steps); more of them would add drift."
+            f"{percent(parts['client_drift'])} of what is left, {by_bounds}: a lower client rate "
+            f"or fewer than {steps:g} local steps lessen it."
         )
     return (
         f"Once the choice of clients no longer counts, mini-batches are "
-        f"{_percent(parts['stochastic_gradient'])} of what is left: more than {steps:g} local "
-        f"steps at the same rate times steps, or larger batches, average it out; lowering the "
-        f"client rate alone would mostly slow the training."
+        f"{percent(parts['stochastic_gradient'])} of what is left, {by_bounds}: larger batches, "
+        f"or more than {steps:g} local steps at the same rate times steps, average it out."
     )
 
 
@@ -261,12 +163,15 @@ def assumptions(found: Diagnosis) -> list[str]:
     L = measured.smoothness
     lines = [
         f"Measured at one model (after round {found.round}); the constants change as it moves.",
-        f"L = {L.value:.3g} is a lower bound, from {len(L.by_client)} clients at this model: the "
-        f"true rates of the theorems are smaller still.",
+        f"L is at least {L.value:.3g}: {L.num_screened:,} clients were looked at, at this model "
+        f"alone. The true rates of the theorems are smaller still.",
         f"f* is taken to be at least {measured.loss_lower_bound:g}; σ² and σ_g² are means over "
         f"clients, which is all that the proofs use.",
-        "Bounds of different algorithms have constants of different proofs: compare the terms of "
-        "one algorithm, not the heights of two.",
+        "Bounds are loose by factors of 4 to several hundred, which differ from term to term and "
+        "from algorithm to algorithm: how a term changes with M, τ, K or the rate may be compared, "
+        "the heights of two terms may not.",
+        "Fresh rows are those of clients that were all just asked; rows of a run are older, and "
+        "worth less.",
         "None of this promises an accuracy: a smaller gradient is not a better test score.",
     ]
     sampling, local = settings.sampling, settings.local_sgd
@@ -278,6 +183,32 @@ def assumptions(found: Diagnosis) -> list[str]:
         "clients drawn by their sizes": sampling.scheme != "uniform",
     }
     beyond = [name for name, there in present.items() if there]
+    if _unequal(found) and not local.normalise_steps:
+        lines.append(
+            "Clients take unequally many local steps, and plain model differences weigh them by "
+            "these: all figures are about that objective, the mean of (τ_i/τ̄) f_i."
+        )
     if beyond:
         lines.append(f"The theorems know nothing of {', '.join(beyond)}, which this run has.")
     return lines
+
+
+def _unequal(found: Diagnosis) -> bool:
+    return not found.measured.equal_steps
+
+
+def _of_the_steepest(found: Diagnosis) -> str:
+    L = found.measured.smoothness
+    reach = found.client_lr * L.curvature
+    line = ""
+    if L.curvature > _STEEP * L.median_screened > 0:
+        line = (
+            f"Client {L.steepest} is {L.curvature / L.median_screened:.2g} times as steep as the "
+            f"median client, and decides about L."
+        )
+    if reach > 2:
+        line += (
+            f" The client rate times the largest curvature is {reach:.2g}, above 2: there local "
+            f"steps bounce instead of descending. Rates below {2 / L.curvature:.2g} do not."
+        )
+    return line.strip()

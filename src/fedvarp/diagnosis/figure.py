@@ -1,14 +1,15 @@
-"""A diagnosis as a figure: the errors by cause, and what clusters would remove."""
+"""A diagnosis as a figure: the errors by cause, what would help, and what clusters remove."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvarp.analysis.figures import our_style, save
 from fedvarp.analysis.styles import CAUSES, LOOKS
 from fedvarp.analysis.units import in_bytes
+from fedvarp.diagnosis.remedies import rank_remedies
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.text import shown_step_errors
 from fedvarp.theory.bounds import ErrorTerms
@@ -35,36 +36,26 @@ def draw(found: Diagnosis, out: Path) -> Path:
 
 
 def as_figure(found: Diagnosis) -> Figure:
-    """Draws stacked bars of the errors by algorithm, and σ_K² against K.
+    """Draws the errors by algorithm and cause, what would help, and σ_K² against K.
 
     Args:
         found: The diagnosis.
 
     Returns:
-        A figure with one to three panels.
+        A figure with one to four panels, two in a row.
     """
     from matplotlib.figure import Figure
 
-    rate = min(found.smallest_allowed_lr, found.client_lr)
-    panels: list[tuple[str, Bars | None]] = [
-        *([("step", shown_step_errors(found))] if found.step_errors else []),
-        ("bound", {LOOKS[name].label: one for name, one in found.terms(rate).items()}),
-        *([("curve", None)] if found.curve else []),
+    panels: list[Callable[[Axes, Diagnosis], None]] = [
+        *([_draw_step, _draw_remedies] if found.step_errors else []),
+        _draw_bounds,
+        *([_draw_curve] if found.curve else []),
     ]
+    columns, rows = min(len(panels), 2), -(-len(panels) // 2)
     with our_style():
-        drawn = Figure(figsize=(3.3 * len(panels) + 0.2, 3.2), layout="constrained")
-        for column, (kind, errors) in enumerate(panels):
-            axes = drawn.add_subplot(1, len(panels), column + 1)
-            if errors is None:
-                _draw_curve(axes, found)
-                continue
-            _draw_bars(axes, errors)
-            if kind == "step":
-                axes.set_ylabel("Error of one step, E‖v − ∇f‖²")
-                axes.set_title(f"Measured, at the run's rate {found.client_lr:.2g}", fontsize=8)
-            else:
-                axes.set_ylabel("Error floor, bound on E‖∇f‖²")
-                axes.set_title(f"Theorems, at the rate {rate:.2g}", fontsize=8)
+        drawn = Figure(figsize=(4.3 * columns + 0.2, 3.0 * rows + 0.4), layout="constrained")
+        for place, panel in enumerate(panels, start=1):
+            panel(drawn.add_subplot(rows, columns, place), found)
         handles, labels = drawn.axes[0].get_legend_handles_labels()
         drawn.legend(handles, labels, loc="outside upper center", ncols=3)
         drawn.supxlabel(
@@ -75,6 +66,38 @@ def as_figure(found: Diagnosis) -> Figure:
             color="#555555",
         )
     return drawn
+
+
+def _draw_step(axes: Axes, found: Diagnosis) -> None:
+    shown = shown_step_errors(found)
+    _draw_bars(axes, shown)
+    for place, name in enumerate(found.step_errors):
+        total = found.interval("total", name)
+        axes.vlines(place, max(total.low, 0.0), max(total.high, 0.0), color="black", linewidth=1)
+    axes.set_ylabel("Error of one step, E‖v − h‖²")
+    axes.set_title(f"Measured, at the rate {found.client_lr:.2g}, with 95 % intervals", fontsize=8)
+
+
+def _draw_remedies(axes: Axes, found: Diagnosis) -> None:
+    ranked = rank_remedies(found)
+    for place, remedy in enumerate(ranked):
+        colour = "#555555" if remedy.is_now else "#009E73" if remedy.helps else "#BBBBBB"
+        low, high = max(remedy.total.low, 0.0), max(remedy.total.high, 0.0)
+        axes.hlines(place, low, high, color=colour, linewidth=1)
+        axes.plot([max(remedy.total.value, 0.0)], [place], "o", color=colour, markersize=3.5)
+    axes.set_yticks(range(len(ranked)), [remedy.name for remedy in ranked], fontsize=5.5)
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("Error of one step that would be left", fontsize=7)
+    axes.set_title("What would help (green), as measured", fontsize=8)
+
+
+def _draw_bounds(axes: Axes, found: Diagnosis) -> None:
+    rate = min(found.smallest_allowed_lr, found.client_lr)
+    _draw_bars(axes, {LOOKS[name].label: one for name, one in found.terms(rate).items()})
+    axes.set_ylabel("Error floor, bound on E‖∇f‖²")
+    axes.set_title(f"Theorems, at the rate {rate:.2g}", fontsize=8)
 
 
 def _draw_bars(axes: Axes, errors: Bars) -> None:

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from torch import Tensor
 
 from fedvarp.clients.gradients import ClientGradients, Track
+from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.sampling import random_subset
 from fedvarp.clients.schedules import Constant
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.diagnosis.remedies import HALF_RATE, TWICE_THE_BATCH
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.snapshot import Snapshot, of_first_model, of_last_checkpoint
 from fedvarp.experiments.build import DataFolder, Experiment, build
 from fedvarp.experiments.files import load_settings, settings_of_run
 from fedvarp.experiments.settings import Settings
+from fedvarp.randomness import stream
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.progress import counted
-from fedvarp.theory.measurements import cluster_curve
+from fedvarp.theory.measurements import Measurements, cluster_curve
 from fedvarp.theory.measuring import measure
-from fedvarp.theory.step_errors import measure_updates
+from fedvarp.theory.measuring_updates import MeasuredUpdates, measure_updates
+
+_TRAINED_ANEW: Final = 24  # clients, at most, for each change to local training
 
 
 def diagnose(
@@ -42,7 +50,7 @@ def diagnose(
         overrides: Changes to the settings, such as ``"clients_per_round=10"``.
         sample: How many clients to measure, drawn uniformly; None: all.
         updates: Whether to train the clients, for errors that no bound is involved in. It costs as
-            much as training 2 N / M rounds.
+            much as training 2 N / M rounds, and some 200 clients more for what would help.
         data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
         progress: Whether to show bars; None: in a terminal.
 
@@ -77,7 +85,7 @@ def _at(
 ) -> Diagnosis:
     settings, dataset = experiment.settings, experiment.dataset
     local = experiment.local_sgd
-    client_lr = local.lr * local.schedule(snapshot.round)
+    client_lr = local.rate(snapshot.round)
     local = local.replace(lr=client_lr, schedule=Constant())
     clusters = clusters_by_name(settings.table.clusters, None, dataset)
     measured = measure(
@@ -97,32 +105,71 @@ def _at(
             "The gradient is the same at every w near this one: L = 0, and the theorems have "
             "nothing to say."
         )
-    spread = None
+    asked_for = [] if clusters.num_auto is None else [clusters.num_auto]
+    curve = cluster_curve(measured, extra=asked_for) if measured.of_all_clients else []
+    trained, trained_anew = None, {}
     if updates:
-        spread = measure_updates(
-            ClientGradients(
-                dataset,
-                FlatModel(experiment.model),
-                experiment.loss,
-                local,
-                snapshot.w,
-                snapshot.buffers,
-                settings.seed,
-            ),
+        gradients = ClientGradients(
+            dataset,
+            FlatModel(experiment.model),
+            experiment.loss,
+            local,
+            snapshot.w,
+            snapshot.buffers,
+            settings.seed,
+        )
+        row_of = None if snapshot.table is None else snapshot.row_of
+        trained = measure_updates(
+            gradients,
             measured.clients,
             measured.cluster_of,
-            row_of=None if snapshot.table is None else snapshot.row_of,
+            found_clusters={point.num_clusters: point.cluster_of for point in curve},
+            row_of=row_of,
             track=track,
         )
-    asked_for = [] if clusters.num_auto is None else [clusters.num_auto]
+        trained_anew = _trained_anew(gradients, trained, measured, row_of, track)
     return Diagnosis(
         settings=settings,
         round=snapshot.round,
         client_lr=client_lr,
         measured=measured,
-        updates=spread,
-        curve=cluster_curve(measured, extra=asked_for) if measured.of_all_clients else [],
+        updates=trained,
+        curve=curve,
+        trained_anew=trained_anew,
     )
+
+
+def _trained_anew(
+    gradients: ClientGradients,
+    updates: MeasuredUpdates,
+    measured: Measurements,
+    row_of: Callable[[int], Tensor] | None,
+    track: Track,
+) -> dict[str, MeasuredUpdates]:
+    """Trains some clients at half the rate, and some with larger batches if theirs have noise."""
+    trained = updates.sketches.clients
+    some = random_subset(
+        len(trained), min(_TRAINED_ANEW, len(trained)), stream(gradients.seed, "trained anew")
+    )
+
+    def with_changes(local: LocalSGD, batch_factor: int) -> MeasuredUpdates:
+        return measure_updates(
+            dataclasses.replace(gradients, local_sgd=local),
+            trained[some].sort().values,
+            measured.cluster_of,
+            row_of=row_of,
+            batch_factor=batch_factor,
+            num_walks=updates.num_walks,
+            track=track,
+        )
+
+    local = gradients.local_sgd
+    found = {}
+    if measured.num_steps > 1:  # a single step at half the rate is the same gradient
+        found[HALF_RATE] = with_changes(local.replace(lr=local.lr / 2), 1)
+    if updates.spread.noise > 0:
+        found[TWICE_THE_BATCH] = with_changes(local, 2)
+    return found
 
 
 def _clusters_now(

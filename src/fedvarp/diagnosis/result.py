@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedvarp.experiments.settings import Settings
-from fedvarp.runs.whole_files import write_whole
 from fedvarp.tables.codecs import codec_named
-from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.bounds import ErrorTerms, error_terms
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.learning_rates import Condition, conditions
 from fedvarp.theory.measurements import CurvePoint, Measurements
+from fedvarp.theory.measuring_updates import MeasuredUpdates
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread
 
 
@@ -30,14 +26,16 @@ class Diagnosis:
         measured: The constants.
         updates: How the clients' updates spread; None if no client was trained.
         curve: σ_K² against K; empty if only some clients were measured.
+        trained_anew: By what was changed in local training, the updates of some clients with it.
     """
 
     settings: Settings
     round: int
     client_lr: float
     measured: Measurements
-    updates: UpdateSpread | None
+    updates: MeasuredUpdates | None
     curve: Sequence[CurvePoint]
+    trained_anew: Mapping[str, MeasuredUpdates] = field(default_factory=dict)
 
     @property
     def algorithms(self) -> list[str]:
@@ -47,23 +45,70 @@ class Diagnosis:
 
     @property
     def step_errors(self) -> dict[str, StepErrors]:
-        """E‖v − ∇f‖² at this model, by algorithm; empty if no client was trained."""
+        """The error of a step at this model, by algorithm; empty if no client was trained."""
         if self.updates is None:
             return {}
-        measured = self.measured
-        found = self.updates.errors(
-            measured.num_clients, self.settings.clients_per_round, measured.cluster_sizes
-        )
-        return {name: found[name] for name in self.algorithms}
+        return {name: self._errors(self.updates.spread, name) for name in self.algorithms}
 
     @property
     def step_errors_with_rows(self) -> StepErrors | None:
         """The same for the rows that a run of FedVARP or ClusterFedVARP has, whatever their age."""
         if self.updates is None:
             return None
-        return self.updates.errors_with_rows(
+        return self.updates.spread.errors_with_rows(
             self.settings.algorithm, self.measured.num_clients, self.settings.clients_per_round
         )
+
+    def interval(self, cause: str, algorithm: str = "fedavg") -> Estimate:
+        """Estimates a part of the error of a step, with its 95 % interval.
+
+        Args:
+            cause: "stochastic_gradient", "partial_participation", "client_drift" or "total".
+            algorithm: One with a theorem.
+
+        Returns:
+            The part of the error.
+
+        Raises:
+            ValueError: If no client was trained.
+        """
+        if self.updates is None:
+            raise ValueError("No client was trained: there is no error of a step to speak of.")
+
+        def part(spread: UpdateSpread) -> float:
+            return float(getattr(self._errors(spread, algorithm), cause))
+
+        value, uncertainty = part(self.updates.spread), self.updates.uncertainty
+        if cause == "client_drift":  # one squared length, where others are means of many
+            return Estimate.of_square(value, uncertainty.standard_error(part), uncertainty.draws)
+        return uncertainty.of_squares(value, part)
+
+    def excess(self, cause: str, other: str, algorithm: str = "fedavg") -> Estimate:
+        """Estimates by how much one part of the error of a step exceeds another.
+
+        Args:
+            cause: The one.
+            other: The other.
+            algorithm: One with a theorem.
+
+        Returns:
+            The difference.
+
+        Raises:
+            ValueError: If no client was trained.
+        """
+        if self.updates is None:
+            raise ValueError("No client was trained: there is no error of a step to speak of.")
+
+        def difference(spread: UpdateSpread) -> float:
+            errors = self._errors(spread, algorithm)
+            return float(getattr(errors, cause)) - float(getattr(errors, other))
+
+        return self.updates.uncertainty.of_difference(difference(self.updates.spread), difference)
+
+    def _errors(self, spread: UpdateSpread, algorithm: str) -> StepErrors:
+        M, sizes = self.settings.clients_per_round, self.measured.cluster_sizes
+        return spread.errors(self.measured.num_clients, M, sizes)[algorithm]
 
     def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
         """Computes the bounds of the theorems for as many rounds as the settings say, from here on.
@@ -117,59 +162,3 @@ class Diagnosis:
             Bytes.
         """
         return rows * codec_named(codec).row_bytes(self.measured.dim) + 8 * self.measured.dim
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns all of it as plain numbers and names, for files and programs."""
-        settings, with_rows = self.settings, self.step_errors_with_rows
-        return {
-            "name": settings.name,
-            "algorithm": settings.algorithm,
-            "round": self.round,
-            "num_clients": self.measured.num_clients,
-            "clients_per_round": settings.clients_per_round,
-            "rounds": settings.rounds,
-            "client_lr": self.client_lr,
-            "server_lr": settings.server.lr,
-            "measured": self.measured.as_json(),
-            "updates": None if self.updates is None else dataclasses.asdict(self.updates),
-            "step_errors": _plain(self.step_errors),
-            "step_errors_with_rows": None if with_rows is None else _plain_one(with_rows),
-            "terms": _plain(self.terms(self.client_lr)),
-            "allowed_client_lr": self.allowed_lr,
-            "terms_at_allowed_lr": _plain(self.terms(self.smallest_allowed_lr)),
-            "conditions": {
-                name: [dataclasses.asdict(one) | {"met": one.met} for one in asked]
-                for name, asked in self.conditions.items()
-            },
-            "curve": [dataclasses.asdict(point) for point in self.curve],
-            "table_bytes": {
-                str(rows): {codec: self.table_bytes(rows, codec) for codec in CODEC_NAMES}
-                for rows in sorted({point.num_clusters for point in self.curve} | self._own_rows)
-            },
-        }
-
-    @property
-    def _own_rows(self) -> set[int]:
-        sizes = self.measured.cluster_sizes
-        return {self.measured.num_clients} | (set() if sizes is None else {len(sizes)})
-
-
-def write_json(diagnosis: Diagnosis, advice: Sequence[str], file: Path) -> None:
-    """Writes a diagnosis and its advice into a file, whole or not at all.
-
-    Args:
-        diagnosis: What was found.
-        advice: What `advise` says about it.
-        file: Where; replaced if it exists.
-    """
-    kept = diagnosis.as_json() | {"advice": list(advice)}
-    write_whole(file, json.dumps(kept, indent=2, allow_nan=False) + "\n")
-
-
-def _plain(terms: Mapping[str, StepErrors] | Mapping[str, ErrorTerms]) -> dict[str, Any]:
-    return {name: _plain_one(one) for name, one in terms.items()}
-
-
-def _plain_one(one: StepErrors | ErrorTerms) -> dict[str, Any]:
-    floor = {"floor": one.floor} if isinstance(one, ErrorTerms) else {}
-    return dataclasses.asdict(one) | {"total": one.total} | floor

@@ -8,10 +8,12 @@ from typing import Final
 from fedvarp.analysis.styles import CAUSES, LOOKS, with_rows
 from fedvarp.analysis.tables import Table, paragraphs
 from fedvarp.analysis.units import in_bytes
+from fedvarp.diagnosis.remedies import Remedy, rank_remedies
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.bounds import ErrorTerms
-from fedvarp.theory.estimators import Estimate
-from fedvarp.theory.step_errors import ParameterSpread, StepErrors
+from fedvarp.theory.intervals import Estimate
+from fedvarp.theory.measuring_updates import ParameterSpread
+from fedvarp.theory.step_errors import StepErrors
 
 _HEADER: Final = tuple(cause.label for cause in CAUSES.values())
 
@@ -28,8 +30,7 @@ def tables(found: Diagnosis) -> list[Table]:
     """
     shown = [_constants(found)]
     if found.step_errors:
-        title = f"Error of one step, E‖v − ∇f‖², measured at a client rate of {found.client_lr:.3g}"
-        shown.append(_by_cause(title, shown_step_errors(found)))
+        shown += [_by_cause(found), _remedies(rank_remedies(found))]
     if found.updates is not None and found.updates.by_parameter:
         shown.append(_by_parameter(found.updates.by_parameter))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
@@ -53,7 +54,7 @@ def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
         advice: What `advise` says about it.
 
     Returns:
-        Lines of at most 100 characters.
+        Paragraphs of at most 88 characters, tables as wide as they need to be.
     """
     shown = "".join(table.text() for table in tables(found))
     return shown + paragraphs(f"- {line}" for line in advice)
@@ -69,8 +70,12 @@ def _constants(found: Diagnosis) -> Table:
         ("σ_g²", _number(m.sigma_g2), "between clients, mean over clients"),
         ("", f"{m.sigma_g2_max:.3g}", "between clients, the largest of those measured"),
         *([] if m.sigma_K2 is None else [("σ_K²", _number(m.sigma_K2), within)]),
-        ("L", f"{L.curvature:.3g}", f"largest curvature of {len(L.by_client)} clients"),
-        ("", f"{L.gradient_difference:.3g}", "from the gradients at both ends of a client's walk"),
+        ("L", f"≥ {L.curvature:.3g}", f"largest curvature; {L.num_screened:,} clients looked at"),
+        (
+            "",
+            f"≥ {L.gradient_difference:.3g}",
+            f"from gradients at both ends of a walk of the {len(L.by_client)} steepest",
+        ),
         ("τ", f"{m.num_steps:g}", "local steps, mean over clients"),
     ]
     whom = "all" if m.of_all_clients else f"{len(m.clients):,} of"
@@ -78,12 +83,12 @@ def _constants(found: Diagnosis) -> Table:
         f"{found.settings.name} after round {found.round}, measured over {whom} "
         f"{m.num_clients:,} clients"
     )
-    return Table(title, ("", "value", "what it is"), lines, words=("what it is",))
+    return Table(title, ("", "value (95 %)", "what it is"), lines, words=("what it is",))
 
 
 def _number(estimate: Estimate) -> str:
-    error = f" ± {estimate.standard_error:.1g}" if estimate.standard_error > 0 else ""
-    return f"{estimate.value:.3g}{error}"
+    interval = f" ({_range(estimate)})" if estimate.standard_error > 0 else ""
+    return f"{estimate.value:.3g}{interval}"
 
 
 def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
@@ -101,16 +106,59 @@ def shown_step_errors(found: Diagnosis) -> dict[str, StepErrors]:
     return shown
 
 
-def _by_cause(title: str, errors: Mapping[str, StepErrors]) -> Table:
-    lines = tuple(
+def _by_cause(found: Diagnosis) -> Table:
+    updates = found.updates
+    assert updates is not None
+    lines = [
         (
             label,
             *(f"{getattr(one, cause):.3g}" for cause in CAUSES),
             f"{one.total:.3g}",
         )
-        for label, one in errors.items()
+        for label, one in shown_step_errors(found).items()
+    ]
+    intervals = {cause: found.interval(cause) for cause in (*CAUSES, "total")}
+    lines.insert(1, ("  95 % interval", *(_range(one) for one in intervals.values())))
+    title = f"Error of one step, E‖v − h‖², measured at a client rate of {found.client_lr:.3g}"
+    progress = (
+        f"h is where as many steps on the pooled data lead, the mean of {updates.num_walks} walks. "
+        f"‖h − ∇f‖² = {updates.spread.progress:.3g} is progress, and no error."
     )
-    return Table(title, ("", *_HEADER, "together"), lines)
+    return Table(title, ("", *_HEADER, "together"), lines, notes=(progress,))
+
+
+def _range(estimate: Estimate) -> str:
+    low, high = f"{estimate.low:.3g}", f"{estimate.high:.3g}"
+    return "exact" if low == high else f"{low} to {high}"
+
+
+def _remedies(ranked: Sequence[Remedy]) -> Table:
+    lines = [
+        (
+            remedy.name,
+            f"{remedy.total.value:.3g}",
+            _range(remedy.total),
+            "now" if remedy.is_now else _range(remedy.change),
+            in_bytes(remedy.table_bytes) if remedy.table_bytes else None,
+            in_bytes(remedy.round_bytes),
+        )
+        for remedy in ranked
+    ]
+    prices = [f"{remedy.name}: {remedy.price}" for remedy in ranked if remedy.price]
+    anew = [remedy for remedy in ranked if "anew" in remedy.known_from]
+    told = [f"{remedy.name}: {remedy.known_from}" for remedy in anew]
+    notes = [
+        "; ".join([*told, "all others follow from the updates measured"])
+        + ", with fresh rows unless they are the run's."
+    ]
+    if prices:
+        notes.append(f"At a price: {'; '.join(prices)}.")
+    return Table(
+        "What would help: the error of one step that would be left",
+        ("", "error left", "95 %", "change, 95 %", "rows", "sent, a round"),
+        lines,
+        notes=notes,
+    )
 
 
 def _by_parameter(spreads: Mapping[str, ParameterSpread]) -> Table:

@@ -1,6 +1,6 @@
 from .bounds import ErrorTerms as ErrorTerms
 from .bounds import error_terms as error_terms
-from .estimators import Estimate as Estimate
+from .intervals import Estimate as Estimate
 from .learning_rates import Condition as Condition
 from .learning_rates import Corollary as Corollary
 from .learning_rates import conditions as conditions
@@ -9,9 +9,10 @@ from .measurements import CurvePoint as CurvePoint
 from .measurements import Measurements as Measurements
 from .measurements import cluster_curve as cluster_curve
 from .measuring import measure as measure
+from .measuring_updates import MeasuredUpdates as MeasuredUpdates
+from .measuring_updates import measure_updates as measure_updates
 from .participation import chance_of_absence as chance_of_absence
 from .participation import sampling_variance as sampling_variance
 from .problem import Problem as Problem
 from .step_errors import StepErrors as StepErrors
 from .step_errors import UpdateSpread as UpdateSpread
-from .step_errors import measure_updates as measure_updates

@@ -7,34 +7,19 @@ smaller than one around the mean of all. With n = N every correction vanishes, a
 Standard errors are those of the jackknife (each estimate again without each client in turn), with
 the finite-population factor 1 − n/N. It overstates the error where the clients lie equally far from
 their mean, and never understates it by much; `tests/theory/test_estimators.py` checks both.
+Intervals are by Student's t, of spreads on their logarithm, with as many degrees of freedom as
+clients really contribute (`effective_draws`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedvarp.clients.running_spread import RunningSpread
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A measured number and how far it may be off.
-
-    Attributes:
-        value: The estimate.
-        standard_error: 0 if nothing was drawn at random and the number is exact.
-    """
-
-    value: float
-    standard_error: float = 0.0
-
-    def as_json(self) -> dict[str, float]:
-        """Returns both numbers by name, for files and programs."""
-        return {"value": self.value, "standard_error": self.standard_error}
+from fedvarp.theory.intervals import Estimate, effective_draws
 
 
 def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> float:
@@ -190,7 +175,9 @@ def error_of_squared_norm(vectors: Tensor, N: int) -> float:
     return _jackknife_error(torch.tensor(without, dtype=torch.float64), N)
 
 
-def mean_estimate(values: Tensor, N: int, *, noisy: bool = False) -> Estimate:
+def mean_estimate(
+    values: Tensor, N: int, *, noisy: bool = False, squares: bool = False
+) -> Estimate:
     """Estimates the mean over clients of a number known for n of them.
 
     Args:
@@ -198,14 +185,18 @@ def mean_estimate(values: Tensor, N: int, *, noisy: bool = False) -> Estimate:
         N: Clients in all.
         noisy: Whether the numbers themselves were estimated from random draws. The error then
             stays above zero for n = N. It is overstated there by what clients truly differ.
+        squares: Whether the numbers are squares, or means of them.
 
     Returns:
-        The mean and its standard error.
+        The mean, its standard error and its interval.
     """
     n = len(values)
     remaining = 1.0 if noisy else 1 - n / N
     spread = float(values.double().var()) if n > 1 else 0.0
-    return Estimate(float(values.double().mean()), math.sqrt(remaining * spread / n))
+    mean, error = float(values.double().mean()), math.sqrt(remaining * spread / n)
+    if squares:
+        return Estimate.of_squares(mean, error, effective_draws(values.double()))
+    return Estimate.of_mean(mean, error, n)
 
 
 def _distances(

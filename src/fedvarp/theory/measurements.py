@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedvarp.clusters.k_means import k_means
-from fedvarp.theory.estimators import Estimate, heterogeneity_of
+from fedvarp.theory.estimators import heterogeneity_of
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.problem import Problem
 from fedvarp.theory.smoothness import Smoothness
 
@@ -24,7 +25,9 @@ class Measurements:
         clients: (n,) int64, those measured, ascending.
         dim: d.
         num_steps: τ, the mean over clients of their local steps in a round.
-        loss: f(w).
+        equal_steps: Whether all take equally many.
+        loss: f(w). This and all below is about the objective that the training descends: with
+            unequal clients the mean of f̃_i = (τ_i/τ̄) f_i, unless updates are divided by τ_i.
         loss_lower_bound: A number that f never falls below.
         gradient_norm2: ‖∇f(w)‖².
         sigma2: Mean over clients of E‖∇f_i(w; batch) − ∇f_i(w)‖², batches as LocalSGD draws them.
@@ -42,6 +45,7 @@ class Measurements:
     clients: Tensor
     dim: int
     num_steps: float
+    equal_steps: bool
     loss: Estimate
     loss_lower_bound: float
     gradient_norm2: Estimate
@@ -116,6 +120,7 @@ class Measurements:
             "measured_clients": len(self.clients),
             "dim": self.dim,
             "num_steps": self.num_steps,
+            "equal_steps": self.equal_steps,
             "loss": self.loss.as_json(),
             "loss_lower_bound": self.loss_lower_bound,
             "gradient_norm2": self.gradient_norm2.as_json(),
@@ -128,13 +133,15 @@ class Measurements:
                 "value": L.value,
                 "curvature": L.curvature,
                 "curvature_by_client": {str(i): value for i, value in L.by_client.items()},
+                "num_screened": L.num_screened,
+                "median_screened": L.median_screened,
                 "largest_residual": L.largest_residual,
                 "gradient_difference": L.gradient_difference,
             },
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CurvePoint:
     """What K shared rows buy.
 
@@ -142,11 +149,26 @@ class CurvePoint:
         num_clusters: K.
         sigma_K2: The variance within the clusters that k-means finds.
         share_removed: 1 − σ_K² / σ_g², of the variance between clients.
+        cluster_of: (N,) int64, the clusters.
     """
 
     num_clusters: int
     sigma_K2: float
     share_removed: float
+    cluster_of: Tensor
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many clients each cluster has."""
+        return torch.bincount(self.cluster_of).tolist()
+
+    def as_json(self) -> dict[str, float]:
+        """Returns all but the clusters as plain numbers."""
+        return {
+            "num_clusters": self.num_clusters,
+            "sigma_K2": self.sigma_K2,
+            "share_removed": self.share_removed,
+        }
 
 
 def cluster_curve(
@@ -184,7 +206,8 @@ def cluster_curve(
         numbers = [*(2**power for power in range(N.bit_length()) if 2**power < N), N, *own]
     points = []
     for K in sorted({*numbers, *extra}):
-        sigma_K2 = measured.heterogeneity_within(k_means(measured.sketches, K, seed))
+        cluster_of = k_means(measured.sketches, K, seed)
+        sigma_K2 = measured.heterogeneity_within(cluster_of)
         removed = 1 - sigma_K2 / measured.sigma_g2.value if measured.sigma_g2.value > 0 else 0.0
-        points.append(CurvePoint(K, sigma_K2, removed))
+        points.append(CurvePoint(K, sigma_K2, removed, cluster_of))
     return points

@@ -24,7 +24,6 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.theory.estimators import (
-    Estimate,
     SpreadWithinClusters,
     error_of_heterogeneity,
     error_of_squared_norm,
@@ -32,8 +31,10 @@ from fedvarp.theory.estimators import (
     mean_estimate,
     squared_norm,
 )
+from fedvarp.theory.intervals import Estimate, effective_draws
 from fedvarp.theory.measurements import Measurements
 from fedvarp.theory.smoothness import smoothness
+from fedvarp.theory.step_weights import StepWeights
 
 _FARTHEST: Final = 5  # clients, by their sketches, whose distance is then computed exactly
 _FEWEST: Final = 3  # clients from which errors can be estimated
@@ -49,7 +50,6 @@ def measure(
     buffers: Mapping[str, Tensor] | None = None,
     cluster_of: Tensor | None = None,
     sample: int | None = None,
-    smoothness_clients: int = 5,
     loss_lower_bound: float = 0.0,
     sketch_size: int = DEFAULT_SIZE,
     seed: int = 0,
@@ -57,7 +57,10 @@ def measure(
 ) -> Measurements:
     """Measures σ², σ_g², σ_K², L, f and ‖∇f‖² at w.
 
-    It takes one pass over the clients' data, and some products with the Hessians of a few of them.
+    It takes one pass over the clients' data, a few products with the Hessian of a part of it at
+    each, and more of them at the steepest. Where clients take unequally many steps, all constants
+    are those of f̃_i = (τ_i/τ̄) f_i, whose mean the training descends, unless updates are divided by
+    τ_i (`StepWeights`).
 
     Args:
         dataset: The clients' examples.
@@ -68,14 +71,13 @@ def measure(
         buffers: The model's buffers at w; its own unless given.
         cluster_of: (N,) clusters for σ_K²; the data set's own unless given.
         sample: How many clients to measure, drawn uniformly; None: all.
-        smoothness_clients: For how many of them L is measured.
         loss_lower_bound: A number that f never falls below: 0 for cross-entropy and squares.
         sketch_size: Numbers in the sketch of a gradient.
         seed: Keys the draws.
         track: Goes through the clients, perhaps with a progress bar, as `rich.progress.track` does.
 
     Returns:
-        The constants, with standard errors where only a sample was measured.
+        The constants, with intervals where only a sample was measured.
 
     Raises:
         ValueError: If the sample or the clusters do not fit the clients, a loss or gradient is not
@@ -83,7 +85,7 @@ def measure(
     """
     N = dataset.num_clients
     cluster_of = dataset.cluster_of if cluster_of is None else cluster_of
-    _check(N, sample, smoothness_clients, cluster_of)
+    _check(N, sample, cluster_of)
     flat = FlatModel(model)
     w = flat.vector() if w is None else w
     gradients = ClientGradients(dataset, flat, loss, local_sgd, w, buffers or {}, seed)
@@ -97,7 +99,8 @@ def measure(
     sketches = tuple(
         Sketch(flat.dim, sketch_size, key, w.device) for key in (2 * seed, 2 * seed + 1)
     )
-    seen = _pass_over(gradients, clients, clusters, sketches, track)
+    weights = StepWeights.of_clients(dataset, local_sgd, clients)
+    seen = _pass_over(gradients, clients, clusters, weights, sketches, track)
     mean_loss = mean_estimate(seen.losses, N)
     if mean_loss.value < loss_lower_bound:
         raise ValueError(
@@ -106,32 +109,36 @@ def measure(
         )
     n, spread = len(clients), seen.spread.sum_of_squares
     sketched, other_sketched = seen.sketches
-    sigma_g2 = Estimate(
+    draws = effective_draws((sketched - sketched.mean(0)).square().sum(1))
+    sigma_g2 = Estimate.of_squares(
         heterogeneity(
             torch.tensor([spread], dtype=torch.float64), torch.tensor([n]), torch.tensor([N])
         ),
         error_of_heterogeneity(sketched, one_cluster[clients], torch.tensor([N])),
+        draws,
     )
-    sigma_K2 = Estimate(
+    sigma_K2 = Estimate.of_squares(
         seen.within.heterogeneity,
         error_of_heterogeneity(sketched, clusters[clients], torch.bincount(clusters)),
+        draws,
     )
-    few = random_subset(n, min(smoothness_clients, n), stream(seed, "smoothness clients"))
-    curvatures = smoothness(gradients, track(clients[few].tolist(), "Measuring curvature"))
-    farthest = _largest_distance(gradients, clients, sketched, seen.spread.mean)
+    curvatures = smoothness(gradients, clients.tolist(), weights.factor, track=track)
+    farthest = _largest_distance(gradients, clients, sketched, seen, weights)
     flat.bind(w.clone())
     return Measurements(
         num_clients=N,
         clients=clients,
         dim=flat.dim,
-        num_steps=float(seen.num_steps.mean()),
+        num_steps=float(weights.num_steps.double().mean()),
+        equal_steps=int(weights.num_steps.min()) == int(weights.num_steps.max()),
         loss=mean_loss,
         loss_lower_bound=loss_lower_bound,
-        gradient_norm2=Estimate(
+        gradient_norm2=Estimate.of_square(
             squared_norm(float(seen.spread.mean @ seen.spread.mean), spread, n, N),
             error_of_squared_norm(sketched, N),
+            draws,
         ),
-        sigma2=mean_estimate(seen.noises, N, noisy=True),
+        sigma2=mean_estimate(seen.noises, N, noisy=True, squares=True),
         sigma_g2=sigma_g2,
         sigma_g2_max=farthest,
         sigma_K2=None if cluster_of is None else sigma_K2,
@@ -148,8 +155,8 @@ class _Pass:
 
     spread: RunningSpread  # of the gradients
     within: SpreadWithinClusters
-    losses: Tensor  # (n,) float64, f_i(w)
-    noises: Tensor  # (n,) float64, the variance of a mini-batch gradient
+    losses: Tensor  # (n,) float64, f̃_i(w)
+    noises: Tensor  # (n,) float64, the variance of a mini-batch gradient of f̃_i
     num_steps: Tensor  # (n,) float64, τ_i
     sketches: tuple[Tensor, ...]  # (n, s) float64 each
 
@@ -158,6 +165,7 @@ def _pass_over(
     gradients: ClientGradients,
     clients: Tensor,
     cluster_of: Tensor,
+    weights: StepWeights,
     sketches: tuple[Sketch, ...],
     track: Track,
 ) -> _Pass:
@@ -175,24 +183,33 @@ def _pass_over(
                 f"has diverged, or the client's data holds NaN. Diagnose an earlier round, or look "
                 f"at the data."
             )
-        spread.add(found.gradient)
-        within.add(client, found.gradient)
+        factor = weights.factor(found.num_steps)
+        gradient = factor * found.gradient
+        spread.add(gradient)
+        within.add(client, gradient)
         losses[m], noises[m], num_steps[m] = found.loss, found.noise, found.num_steps
+        losses[m], noises[m] = factor * losses[m], factor**2 * noises[m]
         for rows, sketch in zip(kept, sketches, strict=True):
-            rows[m] = sketch(found.gradient)
+            rows[m] = sketch(gradient)
     return _Pass(spread, within, losses, noises, num_steps, kept)
 
 
 def _largest_distance(
-    gradients: ClientGradients, clients: Tensor, sketches: Tensor, mean: Tensor
+    gradients: ClientGradients,
+    clients: Tensor,
+    sketches: Tensor,
+    seen: _Pass,
+    weights: StepWeights,
 ) -> float:
-    """The largest ‖∇f_i − ∇f‖²: sketches say which clients come into question."""
+    """The largest ‖∇f̃_i − ∇f‖²: sketches say which clients come into question."""
     sketched = (sketches - sketches.mean(0)).square().sum(1)
-    farthest = clients[sketched.topk(min(_FARTHEST, len(clients))).indices]
-    return max(
-        float((gradients.gradient(client, gradients.w) - mean).square().sum())
-        for client in farthest.tolist()
-    )
+    farthest = sketched.topk(min(_FARTHEST, len(clients))).indices.tolist()
+    distances = []
+    for m in farthest:
+        gradient = gradients.gradient(int(clients[m]), gradients.w)
+        factor = weights.factor(int(seen.num_steps[m]))
+        distances.append(float((factor * gradient - seen.spread.mean).square().sum()))
+    return max(distances)
 
 
 def _tells_of(cluster_of: Tensor, clients: Tensor) -> bool:
@@ -206,16 +223,12 @@ def _tells_of(cluster_of: Tensor, clients: Tensor) -> bool:
     return seen or not pairs
 
 
-def _check(
-    num_clients: int, sample: int | None, smoothness_clients: int, cluster_of: Tensor | None
-) -> None:
+def _check(num_clients: int, sample: int | None, cluster_of: Tensor | None) -> None:
     if sample is not None and sample < min(_FEWEST, num_clients):
         raise ValueError(
             f"sample={sample}: errors can be estimated from {_FEWEST} clients or more. Leave it "
             f"out to measure all {num_clients}."
         )
-    if smoothness_clients < 1:
-        raise ValueError(f"smoothness_clients={smoothness_clients}: L needs at least one client.")
     if cluster_of is not None and tuple(cluster_of.shape) != (num_clients,):
         raise ValueError(
             f"cluster_of has shape {tuple(cluster_of.shape)}; give one cluster for each of the "

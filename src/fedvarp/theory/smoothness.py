@@ -3,23 +3,30 @@
 Both are lower bounds on the L of Assumption 1, which holds for all w and all clients: the power
 iteration approaches the largest curvature at this one w from below, and a difference of gradients
 is at most L times the distance between them.
+
+One steep client among many decides. So all are screened, by a few products with the Hessian of
+some of their examples, and those that look steepest are then measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from fedvarp.clients.gradients import CHUNK, ClientGradients
+from fedvarp.clients.gradients import CHUNK, ClientGradients, Track, steps_of, untracked
 from fedvarp.clients.local_training import layers_draw_from
 from fedvarp.randomness import stream
 
 _CLOSE_ENOUGH: Final = 1e-3
+_SCREENING: Final = 3  # products with the Hessian of each client
+_SCREENED: Final = 128  # examples of each client, at most, in these
+_STEEPEST: Final = 5  # clients that are then measured
 
 
 @dataclass(frozen=True)
@@ -39,16 +46,20 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Smoothness:
-    """How fast the gradients of some clients change: two lower bounds on L.
+    """How fast the gradients of clients change: two lower bounds on L.
 
     Attributes:
-        by_client: {client: the largest curvature of f_i at w}.
+        by_client: {client: the largest curvature of f̃_i at w}, for those that looked steepest.
+        num_screened: How many clients were looked at.
+        median_screened: The median of the curvatures that this showed, roughly.
         largest_residual: Of the power iterations, relative to their values.
         gradient_difference: The largest ‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖, with w' where client i
             would walk to in one round along its gradient.
     """
 
     by_client: dict[int, float]
+    num_screened: int
+    median_screened: float
     largest_residual: float
     gradient_difference: float
 
@@ -56,6 +67,11 @@ class Smoothness:
     def curvature(self) -> float:
         """The largest curvature of any of these clients."""
         return max(self.by_client.values())
+
+    @property
+    def steepest(self) -> int:
+        """The number of the client with the largest curvature."""
+        return max(self.by_client, key=lambda client: self.by_client[client])
 
     @property
     def value(self) -> float:
@@ -102,14 +118,20 @@ def power_iteration(
 
 
 def smoothness(
-    gradients: ClientGradients, clients: Iterable[int], max_products: int = 50
+    gradients: ClientGradients,
+    clients: Sequence[int],
+    factor: Callable[[int], float] = lambda _: 1.0,
+    max_products: int = 50,
+    track: Track = untracked,
 ) -> Smoothness:
     """Measures L at the w of `gradients`.
 
     Args:
         gradients: Where w, the data and the loss are.
         clients: Over whom.
-        max_products: Hessian-vector products at each client, at most.
+        factor: What the f_i of a client is multiplied by, by the number of its steps.
+        max_products: Hessian-vector products at each of the steepest clients, at most.
+        track: Goes through the clients, perhaps with a progress bar.
 
     Returns:
         Curvatures and changes of gradients.
@@ -117,28 +139,40 @@ def smoothness(
     Raises:
         ValueError: If a Hessian-vector product is not finite.
     """
+    factors, screened = {}, {}
+    for client in track(clients, "Looking for curvature"):
+        num_steps = steps_of(len(gradients.examples(client)[0]), gradients.local_sgd)
+        factors[client] = factor(num_steps)
+        rough = client_curvature(gradients, client, _SCREENING, _SCREENED)
+        screened[client] = factors[client] * rough.value
+    steepest = sorted(clients, key=lambda client: -screened[client])[:_STEEPEST]
     by_client: dict[int, float] = {}
     largest_residual = difference = 0.0
-    for client in clients:
+    for client in track(steepest, "Measuring curvature"):
         found = client_curvature(gradients, client, max_products)
-        by_client[client] = found.value
+        by_client[client] = factors[client] * found.value
         if found.value > 0:
             largest_residual = max(largest_residual, found.residual / found.value)
-        difference = max(difference, gradient_difference(gradients, client))
+        difference = max(difference, factors[client] * gradient_difference(gradients, client))
     return Smoothness(
         by_client=by_client,
+        num_screened=len(screened),
+        median_screened=statistics.median(screened.values()),
         largest_residual=largest_residual,
         gradient_difference=difference,
     )
 
 
-def client_curvature(gradients: ClientGradients, client: int, max_products: int) -> Curvature:
+def client_curvature(
+    gradients: ClientGradients, client: int, max_products: int, max_examples: int | None = None
+) -> Curvature:
     """Finds the largest absolute eigenvalue of ∇²f_i(w).
 
     Args:
         gradients: Where w, the data and the loss are.
         client: i.
         max_products: Hessian-vector products, at most.
+        max_examples: How many of the client's examples are looked at; None: all.
 
     Returns:
         The eigenvalue and how close it is.
@@ -148,21 +182,28 @@ def client_curvature(gradients: ClientGradients, client: int, max_products: int)
     """
     draw = stream(gradients.seed, "power iteration", client)
     start = torch.randn(gradients.model.dim, generator=draw).to(gradients.w.device)
-    return power_iteration(lambda v: hessian_product(gradients, client, v), start, max_products)
+    return power_iteration(
+        lambda v: hessian_product(gradients, client, v, max_examples), start, max_products
+    )
 
 
-def hessian_product(gradients: ClientGradients, client: int, v: Tensor) -> Tensor:
+def hessian_product(
+    gradients: ClientGradients, client: int, v: Tensor, max_examples: int | None = None
+) -> Tensor:
     """Computes ∇²f_i(w) v by differentiating the gradient along v.
 
     Args:
         gradients: Where w, the data and the loss are.
         client: i.
         v: (d,).
+        max_examples: How many of the client's examples are looked at; None: all.
 
     Returns:
         (d,) float64.
     """
     x, y = gradients.examples(client)
+    if max_examples is not None:  # here and there, as they may be sorted by their labels
+        x, y = (part[:: -(-len(part) // max_examples)] for part in (x, y))
     gradients.bind(gradients.w, None)
     module = gradients.model.module
     parameters = [p for p in module.parameters() if p.requires_grad]

@@ -1,45 +1,37 @@
-"""Why the server's step is wrong: its squared error at this w, measured and split by cause.
+"""Why the server's step is wrong: its squared error at this w, split by cause.
 
 The theorems bound these errors; their constants are loose, and proved for small rates only. Here
-clients really train, twice each with other batches, and no bound is involved. With h_i the mean
-update of client i over its batches, FedAvg's direction v has the error
+clients really train (`measure_updates`), and no bound is involved. With h_i the mean update of
+client i over its batches, as a gradient of the objective, and h_pooled the same of a walk on the
+pooled data of all clients, FedAvg's direction v has the error
 
-    E‖v − ∇f‖² = ‖mean h_i − ∇f‖² + (N−M)/(M(N−1)) · mean ‖h_i − mean h‖² + ν / M
-                 client drift       partial participation                    mini-batches
+    E‖v − h_pooled‖² = ‖mean h_i − h_pooled‖² + (N−M)/(M(N−1)) · mean ‖h_i − mean h‖² + ν / M
+                       client drift             partial participation                   mini-batches
 
-with ν = E‖Δ_i − h_i‖². FedVARP subtracts the state of each client, a Δ_i of an earlier round. If
-nothing moved since, partial participation is gone, and the noise of the states comes in its place.
-Where the states y_i of a run are at hand, nothing need be supposed: h_i − y_i stands in place of
-h_i, with all that age, noise and sharing have done to the rows.
+with ν = E‖Δ_i − h_i‖². ‖h_pooled − ∇f‖² is the way that local steps make, with one client as with
+many: progress, and no error. FedVARP subtracts the state of each client, a Δ_i of an earlier round.
+If nothing moved since, partial participation is gone, and the noise of the states comes in its
+place. Where the states y_i of a run are at hand, nothing need be supposed: h_i − y_i stands in
+place of h_i, with all that age, noise and sharing have done to the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
-import torch
-from torch import Tensor
-
-from fedvarp.clients import local_training
-from fedvarp.clients.gradients import ClientGradients, Track, untracked
-from fedvarp.clients.running_spread import RunningSpread
-from fedvarp.theory.estimators import SpreadWithinClusters, heterogeneity, squared_norm
 from fedvarp.theory.participation import SharedRows, sampling_variance
-
-_TWICE: Final = (1, 2)  # keys of two trainings with other batches
 
 
 @dataclass(frozen=True)
 class StepErrors:
-    """E‖v − ∇f(w)‖² of one algorithm, by cause.
+    """E‖v − h_pooled‖² of one algorithm, by cause.
 
     Attributes:
-        algorithm: "fedavg", "fedvarp" or "cluster_fedvarp".
+        algorithm: "fedavg", "fedvarp", "cluster_fedvarp" or "fedstale".
         stochastic_gradient: From mini-batches.
         partial_participation: From the choice of clients.
-        client_drift: From local steps that leave w. Estimated without bias, so that where there is
+        client_drift: From clients that walk apart. Estimated without bias, so that where there is
             next to none it may come out slightly below zero.
     """
 
@@ -55,40 +47,111 @@ class StepErrors:
 
 
 @dataclass(frozen=True)
-class ParameterSpread:
-    """What the rows of a run leave of the updates' spread in one parameter of the model.
+class RowSpread:
+    """How the rows y_i of a run lie to the updates h_i.
 
     Attributes:
-        between_clients: mean ‖h_i − mean h‖² of its numbers.
-        around_rows: The same of h_i − y_i.
+        around_rows: mean ‖(h_i − y_i) − mean (h − y)‖².
+        rows: mean ‖y_i − mean y‖².
+        product: mean ⟨h_i − mean h, y_i − mean y⟩.
     """
 
-    between_clients: float
     around_rows: float
+    rows: float
+    product: float
 
 
 @dataclass(frozen=True)
 class UpdateSpread:
-    """What the updates of a measurement's clients show.
+    """What the updates of clients show, in squared units of the objective's gradient.
 
     Attributes:
         noise: ν.
         between_clients: mean ‖h_i − mean h‖².
-        within_clusters: The same within clusters; None without clusters.
-        drift: ‖mean h_i − ∇f‖².
-        diverged: Clients left out because their training diverged.
-        around_rows: mean ‖(h_i − y_i) − mean (h − y)‖² for the rows of a run; None without any.
-        by_parameter: The same for each parameter of the model; empty without rows. A row ages
-            faster in some layers than in others.
+        drift: ‖mean h_i − h_pooled‖².
+        progress: ‖h_pooled − ∇f‖², blamed for nothing.
+        within_clusters: mean ‖h_i − mean h of its cluster‖²; None without clusters.
+        within_found: {K: the same for K clusters found by k-means}.
+        from_rows: Where a run has rows, how they lie; else None.
     """
 
     noise: float
     between_clients: float
-    within_clusters: float | None
     drift: float
-    diverged: int
-    around_rows: float | None = None
-    by_parameter: Mapping[str, ParameterSpread] = field(default_factory=dict)
+    progress: float = 0.0
+    within_clusters: float | None = None
+    within_found: Mapping[int, float] = field(default_factory=dict)
+    from_rows: RowSpread | None = None
+
+    def fedavg(self, num_clients: int, clients_per_round: int) -> StepErrors:
+        """Computes the errors of a step of FedAvg.
+
+        Args:
+            num_clients: N.
+            clients_per_round: M.
+
+        Returns:
+            The errors by cause.
+        """
+        return self._with_rows("fedavg", num_clients, clients_per_round, self.between_clients, 0.0)
+
+    def fedvarp(self, num_clients: int, clients_per_round: int, beta: float = 1.0) -> StepErrors:
+        """Computes the errors of a step of FedVARP with fresh states, or of FedStale.
+
+        v = β ȳ + mean over S of (Δ_i − β y_i): rows that are h_i and noise leave (1 − β) h_i of
+        the clients' differences, and bring in β² of their own noise.
+
+        Args:
+            num_clients: N.
+            clients_per_round: M.
+            beta: How much of a row is subtracted: 1 is FedVARP, 0 FedAvg.
+
+        Returns:
+            The errors by cause.
+        """
+        N = num_clients
+        noise = beta**2 * self.noise * (N - 1) / N
+        left = (1 - beta) ** 2 * self.between_clients
+        name = "fedvarp" if beta == 1 else "fedstale"
+        return self._with_rows(name, N, clients_per_round, left, noise)
+
+    def best_beta(self, num_clients: int) -> float:
+        """Computes the β that makes a step with fresh states err least.
+
+        Args:
+            num_clients: N.
+
+        Returns:
+            B/(B + ν (N−1)/N), from 0 to 1, with B the spread between clients.
+        """
+        noise = self.noise * (num_clients - 1) / num_clients
+        between = max(self.between_clients, 0.0)
+        return between / (between + noise) if between + noise > 0 else 1.0
+
+    def cluster_fedvarp(
+        self, within: float, cluster_sizes: Sequence[int], clients_per_round: int
+    ) -> StepErrors:
+        """Computes the errors of a step of ClusterFedVARP with fresh states.
+
+        A cluster's row is the mean of the few updates that a round brought, not of all its clients:
+        clusters that mean nothing make the step worse than FedAvg's.
+
+        Args:
+            within: mean ‖h_i − mean h of its cluster‖².
+            cluster_sizes: How many clients each cluster has.
+            clients_per_round: M.
+
+        Returns:
+            The errors by cause.
+        """
+        rows = SharedRows.of_clusters(cluster_sizes, clients_per_round)
+        return self._with_rows(
+            "cluster_fedvarp",
+            sum(cluster_sizes),
+            clients_per_round,
+            rows.heterogeneity * within,
+            rows.noise * self.noise,
+        )
 
     def errors(
         self,
@@ -96,10 +159,7 @@ class UpdateSpread:
         clients_per_round: int,
         cluster_sizes: Sequence[int] | None = None,
     ) -> dict[str, StepErrors]:
-        """Computes the errors of a step with M of N clients, for fresh states.
-
-        A cluster's row is the mean of the few updates that a round brought, not of all its clients:
-        clusters that mean nothing make the step worse than FedAvg's.
+        """Computes the errors of a step of every algorithm that has a theorem, for fresh states.
 
         Args:
             num_clients: N.
@@ -109,23 +169,10 @@ class UpdateSpread:
         Returns:
             {algorithm: errors}, for FedAvg, FedVARP and, with clusters, ClusterFedVARP.
         """
-        M, N = clients_per_round, num_clients
-        drawn = sampling_variance(N, M)
-        states = self.noise * (1 / M - 1 / N)  # of the rows that are subtracted and added again
-        found = {
-            "fedavg": StepErrors(
-                "fedavg", self.noise / M, drawn * self.between_clients, self.drift
-            ),
-            "fedvarp": StepErrors("fedvarp", self.noise / M + states, 0.0, self.drift),
-        }
+        N, M = num_clients, clients_per_round
+        found = {"fedavg": self.fedavg(N, M), "fedvarp": self.fedvarp(N, M)}
         if self.within_clusters is not None and cluster_sizes is not None:
-            rows = SharedRows.of_clusters(cluster_sizes, M)
-            found["cluster_fedvarp"] = StepErrors(
-                "cluster_fedvarp",
-                self.noise / M + drawn * rows.noise * self.noise,
-                drawn * rows.heterogeneity * self.within_clusters,
-                self.drift,
-            )
+            found["cluster_fedvarp"] = self.cluster_fedvarp(self.within_clusters, cluster_sizes, M)
         return found
 
     def errors_with_rows(
@@ -141,109 +188,44 @@ class UpdateSpread:
         Returns:
             The errors; None if no rows were measured.
         """
-        if self.around_rows is None:
+        if self.from_rows is None:
             return None
-        M, N = clients_per_round, num_clients
-        participation = sampling_variance(N, M) * self.around_rows
-        return StepErrors(algorithm, self.noise / M, participation, self.drift)
+        left = self.from_rows.around_rows
+        return self._with_rows(algorithm, num_clients, clients_per_round, left, 0.0)
 
+    def best_beta_with_rows(self) -> float:
+        """Computes the β that makes a step with the rows that were measured err least.
 
-def measure_updates(
-    gradients: ClientGradients,
-    clients: Tensor,
-    cluster_of: Tensor | None = None,
-    *,
-    row_of: Callable[[int], Tensor] | None = None,
-    track: Track = untracked,
-) -> UpdateSpread:
-    """Trains each of the clients twice, with other batches, and measures how the updates spread.
+        Returns:
+            ⟨h − h̄, y − ȳ⟩/‖y − ȳ‖², from 0 to 1; 0 without rows.
+        """
+        rows = self.from_rows
+        if rows is None or rows.rows <= 0:
+            return 0.0
+        return min(max(rows.product / rows.rows, 0.0), 1.0)
 
-    It holds a few vectors of the model's size, whatever the number of clients.
+    def errors_with_part_of_rows(
+        self, beta: float, num_clients: int, clients_per_round: int
+    ) -> StepErrors:
+        """Computes the errors of a step that subtracts a part of the rows that were measured.
 
-    Args:
-        gradients: Where w, the data and LocalSGD are.
-        clients: (n,) int64, whom to ask: drawn uniformly, or all.
-        cluster_of: (N,) int64; None: no clusters.
-        row_of: y_i, (d,), by the number of the client; None: there is no table.
-        track: Goes through the clients, perhaps with a progress bar.
+        Args:
+            beta: The part.
+            num_clients: N.
+            clients_per_round: M.
 
-    Returns:
-        The spread of the updates, from which the errors of a step follow.
+        Returns:
+            The errors by cause; those of FedAvg without rows.
+        """
+        rows = self.from_rows or RowSpread(0.0, 0.0, 0.0)
+        left = self.between_clients - 2 * beta * rows.product + beta**2 * rows.rows
+        return self._with_rows("fedstale", num_clients, clients_per_round, left, 0.0)
 
-    Raises:
-        ValueError: If training diverged at all clients, or at all but one.
-    """
-    N = gradients.dataset.num_clients
-    clusters = torch.zeros(N, dtype=torch.int64) if cluster_of is None else cluster_of
-    num_clusters = int(clusters.max()) + 1
-    dim, device = gradients.model.dim, gradients.w.device
-    updates, walked_off, from_rows = (RunningSpread(dim, device) for _ in range(3))
-    within = SpreadWithinClusters(clusters, dim, device)
-    noises, diverged = torch.zeros_like(updates.mean), 0
-    for client in track(clients[within.order(clients)].tolist(), "Measuring updates"):
-        one, other = (_update(gradients, client, key) for key in _TWICE)
-        if one is None or other is None:
-            diverged += 1
-            continue
-        noises += 0.5 * (one - other).square()
-        mean = (one + other) / 2
-        updates.add(mean)
-        within.add(client, mean)
-        if row_of is not None:
-            from_rows.add(mean - row_of(client))
-        walked_off.add(mean - gradients.of(client).gradient)
-    n = len(clients) - diverged
-    if n < min(2, N):
-        raise ValueError(
-            f"Local training diverged at {diverged} of {len(clients)} clients: there is no update "
-            f"to measure. Lower the client rate (--set client_lr=…)."
+    def _with_rows(
+        self, algorithm: str, N: int, M: int, spread_left: float, noise_of_rows: float
+    ) -> StepErrors:
+        """Errors where so much of the spread is left, and so much noise is added to it."""
+        drawn = sampling_variance(N, M)
+        return StepErrors(
+            algorithm, self.noise / M + drawn * noise_of_rows, drawn * spread_left, self.drift
         )
-    noises /= n
-    noise = float(noises.sum())
-
-    def between(squares: Tensor, noises: Tensor) -> float:
-        # Means of two trainings: they spread by ν/2 more than the h_i do, and so does their mean
-        # by ν/(2n) in squared length.
-        total = squares.sum().cpu().reshape(1)
-        among_all = heterogeneity(total, torch.tensor([n]), torch.tensor([N]))
-        return max(among_all - float(noises.sum()) / 2 * (N - 1) / N, 0.0)
-
-    def by_parameter() -> dict[str, ParameterSpread]:
-        parts = (gradients.model.unflatten(v) for v in (updates.squares, from_rows.squares, noises))
-        all_squares, row_squares, all_noises = parts
-        return {
-            name: ParameterSpread(
-                between(all_squares[name], all_noises[name]),
-                between(row_squares[name], all_noises[name]),
-            )
-            for name in all_squares
-        }
-
-    inside = within.heterogeneity - noise / 2 * (N - num_clusters) / N
-    bias = squared_norm(float(walked_off.mean @ walked_off.mean), walked_off.sum_of_squares, n, N)
-    return UpdateSpread(
-        noise=noise,
-        between_clients=between(updates.squares, noises),
-        within_clusters=None if cluster_of is None else max(inside, 0.0),
-        drift=bias - noise / (2 * N),
-        diverged=diverged,
-        around_rows=None if row_of is None else between(from_rows.squares, noises),
-        by_parameter={} if row_of is None else by_parameter(),
-    )
-
-
-def _update(gradients: ClientGradients, client: int, key: int) -> Tensor | None:
-    if gradients.buffers:
-        gradients.model.load_buffers(gradients.buffers)
-    result = local_training.train(
-        gradients.local_sgd,
-        gradients.model,
-        gradients.loss,
-        gradients.w,
-        gradients.examples(client),
-        seed=gradients.seed,
-        round=-key,  # rounds that no run has: these batches are nobody else's
-        client=client,
-        augment=gradients.dataset.augment,
-    )
-    return None if result.diverged else result.delta.double() / result.num_gradients

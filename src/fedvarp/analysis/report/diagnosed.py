@@ -68,6 +68,7 @@ class ReadDiagnosis:
         run: Where the run is.
         about: When and where it was measured, in a sentence.
         charts: The errors by cause: measured, if they were, and by the theorems.
+        remedies: What would help; None if that was not measured.
         clusters: What clusters would remove and cost; None if that was not measured.
         advice: Sentences.
     """
@@ -75,6 +76,7 @@ class ReadDiagnosis:
     run: str
     about: str
     charts: Sequence[ErrorChart]
+    remedies: Table | None
     clusters: Table | None
     advice: Sequence[str]
 
@@ -116,7 +118,7 @@ def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
         errors = dict(found["step_errors"])
         if (own := found.get("step_errors_with_rows")) is not None:
             errors[with_rows(look_of(own["algorithm"]).label)] = own
-        charts.append(_chart("Error of one step, E‖v − ∇f‖², measured", errors))
+        charts.append(_chart("Error of one step, E‖v − h‖², measured", errors))
     rate = min(found["allowed_client_lr"].values())
     title = f"Error floor by the theorems at a client rate of {rate:.2g}, which they all allow"
     charts.append(_chart(title, found["terms_at_allowed_lr"]))
@@ -125,6 +127,7 @@ def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
         about=f"Measured after round {found['round']} over {measured['measured_clients']:,} of "
         f"{measured['num_clients']:,} clients, at a client rate of {found['client_lr']:.3g}.",
         charts=charts,
+        remedies=_remedies(found["remedies"]) if found.get("remedies") else None,
         clusters=_clusters(found) if found["curve"] else None,
         advice=found["advice"],
     )
@@ -152,6 +155,24 @@ def _bar(error: Mapping[str, Any], scale: float) -> list[Segment]:
         segments.append(Segment(cause, left, width, error[cause]))
         left += width
     return segments
+
+
+def _remedies(remedies: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (
+            one["name"],
+            f"{one['total']['value']:.3g}",
+            f"{one['total']['low']:.3g} to {one['total']['high']:.3g}",
+            in_bytes(one["table_bytes"]) if one["table_bytes"] else None,
+            in_bytes(one["round_bytes"]),
+            one["price"] or None,
+            one["known_from"],
+        )
+        for one in remedies
+    ]
+    columns = ("", "error left", "95 %", "rows", "sent, a round", "costs", "known from")
+    title = "What would help: the error of one step that would be left"
+    return Table(title, columns, rows, words=("costs", "known from"))
 
 
 def _clusters(found: Mapping[str, Any]) -> Table:

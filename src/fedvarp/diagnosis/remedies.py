@@ -1,0 +1,272 @@
+"""What would help: the error of a step that each remedy would leave, and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from fedvarp.analysis.styles import LOOKS, with_rows
+from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.theory.intervals import Estimate
+from fedvarp.theory.measuring_updates import MeasuredUpdates
+from fedvarp.theory.step_errors import StepErrors, UpdateSpread
+from fedvarp.theory.update_sketches import Uncertainty
+
+FROM_UPDATES: Final = "the updates measured, with fresh rows"
+FROM_ROWS: Final = "the updates measured, with the run's rows"
+HALF_RATE: Final = "half the rate"
+TWICE_THE_BATCH: Final = "twice the batch"
+
+Errors = Callable[[UpdateSpread], StepErrors]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What one change would do to the error of a step.
+
+    Attributes:
+        name: What it is.
+        setting: How it is had, as after --set; empty for the training as it is.
+        errors: What would be left, by cause.
+        total: What would be left in all.
+        change: How much that is more than now.
+        table_bytes: What the server's table would take.
+        round_bytes: What a round would send, both ways.
+        price: What else it costs.
+        known_from: What the figures come from.
+        is_now: Whether it is the training as it is.
+    """
+
+    name: str
+    setting: str
+    errors: StepErrors
+    total: Estimate
+    change: Estimate
+    table_bytes: int
+    round_bytes: int
+    price: str
+    known_from: str
+    is_now: bool = False
+
+    @property
+    def helps(self) -> bool:
+        """Whether the interval supports that it leaves less than now."""
+        return self.change.high < 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all of it as plain numbers and names."""
+        causes = ("stochastic_gradient", "partial_participation", "client_drift")
+        return {
+            "name": self.name,
+            "setting": self.setting,
+            "algorithm": self.errors.algorithm,
+            **{cause: getattr(self.errors, cause) for cause in causes},
+            "total": self.total.as_json(),
+            "change": self.change.as_json(),
+            "table_bytes": self.table_bytes,
+            "round_bytes": self.round_bytes,
+            "price": self.price,
+            "known_from": self.known_from,
+        }
+
+
+def rank_remedies(found: Diagnosis) -> list[Remedy]:
+    """Ranks what would help by the error of a step that it would leave.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        The training as it is and each remedy, the smallest error first; none if no client was
+        trained.
+    """
+    updates = found.updates
+    if updates is None:
+        return []
+    return sorted(_all(found, updates), key=lambda remedy: remedy.total.value)
+
+
+@dataclass(frozen=True)
+class _AsItIs:
+    """The training as it is: what remedies are compared with."""
+
+    algorithm: str
+    name: str
+    rows: int
+    known_from: str
+    errors: Callable[[UpdateSpread, int], StepErrors]  # by M
+
+
+def _as_it_is(found: Diagnosis) -> _AsItIs:
+    """The run's algorithm, with its rows if at hand; FedAvg for others than the paper's."""
+    N, sizes = found.measured.num_clients, found.measured.cluster_sizes
+    own = found.settings.algorithm
+    algorithm = own if own in found.algorithms else "fedavg"
+    rows = {"fedavg": 0, "fedvarp": N, "cluster_fedvarp": len(sizes or [])}[algorithm]
+    name = LOOKS[algorithm].label
+
+    def with_own_rows(spread: UpdateSpread, M: int) -> StepErrors:
+        errors = spread.errors_with_rows(algorithm, N, M)
+        assert errors is not None
+        return errors
+
+    def with_fresh_rows(spread: UpdateSpread, M: int) -> StepErrors:
+        return spread.errors(N, M, sizes)[algorithm]
+
+    if found.step_errors_with_rows is not None:
+        return _AsItIs(algorithm, with_rows(name), rows, FROM_ROWS, with_own_rows)
+    return _AsItIs(algorithm, name, rows, FROM_UPDATES, with_fresh_rows)
+
+
+def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
+    N, M = found.measured.num_clients, found.settings.clients_per_round
+    spread, now = updates.spread, _as_it_is(found)
+
+    def remedy(
+        name: str,
+        setting: str,
+        rows: int,
+        errors: Errors,
+        known_from: str = FROM_UPDATES,
+        **changes: Any,
+    ) -> Remedy:
+        left, before = errors(spread), now.errors(spread, M).total
+        return Remedy(
+            name=name,
+            setting=setting,
+            errors=left,
+            total=updates.uncertainty.of_squares(left.total, lambda s: errors(s).total),
+            change=updates.uncertainty.of_difference(
+                left.total - before, lambda s: errors(s).total - now.errors(s, M).total
+            ),
+            known_from=known_from,
+            **(_cost(found, rows, M) | changes),
+        )
+
+    as_now = remedy(
+        f"{now.name} (now)", "", now.rows, lambda s: now.errors(s, M), now.known_from, is_now=True
+    )
+    yield as_now
+    if M == N:
+        yield from _trained_anew(found, updates, now, as_now)
+        return  # all clients take part: rows and larger rounds change nothing
+    if now.algorithm != "fedavg":
+        yield remedy("FedAvg", "algorithm=fedavg", 0, lambda s: s.fedavg(N, M))
+    if now.algorithm != "fedvarp" or now.known_from == FROM_ROWS:
+        yield remedy("FedVARP", "algorithm=fedvarp", N, lambda s: s.fedvarp(N, M))
+    beta = spread.best_beta(N)
+    if beta < 0.995:
+        yield remedy(
+            f"FedVARP with β = {beta:.2f}", "", N, lambda s: s.fedvarp(N, M, s.best_beta(N))
+        )
+    if now.known_from == FROM_ROWS:
+        yield remedy(
+            f"{now.name}, β = {spread.best_beta_with_rows():.2f}",
+            "",
+            now.rows,
+            lambda s: s.errors_with_part_of_rows(s.best_beta_with_rows(), N, M),
+            FROM_ROWS,
+        )
+    sizes = found.measured.cluster_sizes
+    if sizes is not None and (now.algorithm != "cluster_fedvarp" or now.known_from == FROM_ROWS):
+        yield remedy(
+            f"ClusterFedVARP, the {len(sizes)} measured",
+            "algorithm=cluster_fedvarp",
+            len(sizes),
+            lambda s: s.errors(N, M, sizes)["cluster_fedvarp"],
+        )
+    for point in found.curve:
+        if 1 < point.num_clusters < N:
+            yield remedy(
+                f"ClusterFedVARP, {point.num_clusters} by k-means",
+                f"algorithm=cluster_fedvarp, table.clusters=auto:{point.num_clusters}",
+                point.num_clusters,
+                partial(_of_found_clusters, K=point.num_clusters, sizes=point.sizes, M=M),
+            )
+    more = min(2 * M, N)
+    yield remedy(
+        f"{now.name}, {more} clients a round",
+        f"clients_per_round={more}",
+        now.rows,
+        lambda s: now.errors(s, more),
+        now.known_from,
+        round_bytes=_cost(found, 0, more)["round_bytes"],
+        price=f"{more / M:.2g} × the clients",
+    )
+    yield from _trained_anew(found, updates, now, as_now)
+
+
+def _of_found_clusters(spread: UpdateSpread, K: int, sizes: list[int], M: int) -> StepErrors:
+    return spread.cluster_fedvarp(spread.within_found[K], sizes, M)
+
+
+def _trained_anew(
+    found: Diagnosis, updates: MeasuredUpdates, now: _AsItIs, as_now: Remedy
+) -> Iterator[Remedy]:
+    """Changes to local training: some clients are trained with them, and compared with before."""
+    M, local = found.settings.clients_per_round, found.settings.local_sgd
+    told = {
+        HALF_RATE: (f"client_lr={found.client_lr / 2:.4g}", "2 × the rounds"),
+        TWICE_THE_BATCH: (
+            f"local_sgd.batch_size={2 * local.batch_size}, as many steps",
+            "2 × the examples",
+        ),
+    }
+
+    for name, anew in found.trained_anew.items():
+        setting, price = told[name]
+        same = updates.sketches.of(anew.sketches.clients)
+        before = Uncertainty(dataclasses.replace(same, less_gradients=anew.sketches.less_gradients))
+
+        def after(spread: UpdateSpread, name: str = name) -> StepErrors:
+            errors = now.errors(spread, M)
+            return _of_two_rounds(errors) if name == HALF_RATE else errors
+
+        change = anew.uncertainty.change_since(
+            before, lambda s: after(s).total, lambda s: now.errors(s, M).total
+        )
+        error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
+        yield Remedy(
+            name=f"{now.name}, {name}",
+            setting=setting,
+            errors=_moved(
+                as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
+            ),
+            total=Estimate.of_squares(
+                as_now.total.value + change.value, error, anew.uncertainty.draws
+            ),
+            change=change,
+            known_from=f"{len(anew.sketches.clients)} clients trained anew",
+            **(_cost(found, now.rows, M) | {"price": price}),
+        )
+
+
+def _of_two_rounds(errors: StepErrors) -> StepErrors:
+    """What two rounds leave that go the way of one: chance averages out, drift does not."""
+    return StepErrors(
+        errors.algorithm,
+        errors.stochastic_gradient / 2,
+        errors.partial_participation / 2,
+        errors.client_drift,
+    )
+
+
+def _moved(errors: StepErrors, old: StepErrors, new: StepErrors) -> StepErrors:
+    return StepErrors(
+        errors.algorithm,
+        errors.stochastic_gradient + new.stochastic_gradient - old.stochastic_gradient,
+        errors.partial_participation + new.partial_participation - old.partial_participation,
+        errors.client_drift + new.client_drift - old.client_drift,
+    )
+
+
+def _cost(found: Diagnosis, rows: int, clients_per_round: int) -> dict[str, Any]:
+    codec = found.settings.table.codec
+    return {
+        "table_bytes": found.table_bytes(rows, codec) if rows else 0,
+        "round_bytes": 2 * 4 * clients_per_round * found.measured.dim,
+        "price": "",
+    }
