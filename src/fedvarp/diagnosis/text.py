@@ -56,7 +56,7 @@ def as_text(found: Diagnosis, advice: Sequence[str]) -> str:
     Returns:
         Paragraphs of at most 88 characters, tables as wide as they need to be.
     """
-    shown = "".join(table.text() for table in tables(found))
+    shown = "".join(table.text() + ("\n" if table.notes else "") for table in tables(found))
     return shown + paragraphs(f"- {line}" for line in advice)
 
 
@@ -129,7 +129,7 @@ def _by_cause(found: Diagnosis) -> Table:
 
 def _range(estimate: Estimate) -> str:
     low, high = f"{estimate.low:.3g}", f"{estimate.high:.3g}"
-    return "exact" if low == high else f"{low} to {high}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _remedies(ranked: Sequence[Remedy]) -> Table:
