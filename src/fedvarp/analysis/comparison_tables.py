@@ -101,6 +101,7 @@ def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
         "client_rate": row.group.client_rate,
         "seeds": len(row.group.runs),
         "unfinished": len(row.unfinished),
+        "learned_nothing": len(row.learned_nothing),
         "rounds": row.rounds,
         "target_metric": comparison.target.metric if comparison.target else None,
         "target": comparison.target.value if comparison.target else None,
@@ -118,7 +119,7 @@ def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
         spread: Spread | None = getattr(row, name)
         figures[f"{name}_mean"] = spread.mean if spread else None
         figures[f"{name}_std"] = spread.std if spread else None
-    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+    return figures | _costs(row)
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def _figures(row: Row) -> dict[str, Any]:
         "seeds": [run.seed for run in row.group.runs],
         "runs": [str(run.path) for run in row.group.runs],
         "unfinished": [str(run.path) for run in row.unfinished],
+        "learned_nothing": [str(run.path) for run in row.learned_nothing],
         "rounds": row.rounds,
         "first": _reached_figures(row.first, row.first_speed_up),
         "smoothed": _reached_figures(row.smoothed, row.smoothed_speed_up),
@@ -145,7 +147,16 @@ def _figures(row: Row) -> dict[str, Any]:
                 "per_seed": spread.per_seed,
             }
         )
-    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+    return figures | _costs(row)
+
+
+def _costs(row: Row) -> dict[str, Any]:
+    return {
+        "bytes": row.sent,
+        "server_bytes": row.server_bytes,
+        "replies": row.replies or None,
+        "refused": row.refused if row.replies else None,
+    }
 
 
 def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
@@ -219,6 +230,7 @@ def _cost_table(comparison: Comparison) -> Table:
             "client rate": lambda row: _rate(row.group.client_rate),
             "seeds": lambda row: str(len(row.group.runs)),
             "rounds": lambda row: str(row.rounds),
+            "replies refused": _refused,
             "bytes": lambda row: _bytes(row.sent),
             "server memory": lambda row: _bytes(row.server_bytes),
             "wall time": lambda row: in_seconds(row.seconds.mean) if row.seconds else None,
@@ -233,6 +245,12 @@ def _table(title: str, rows: Sequence[Row], columns: Mapping[str, Cell]) -> Tabl
 
 def _name(row: Row) -> str:
     return f"{row.group.label} *" if row.unfinished else row.group.label
+
+
+def _refused(row: Row) -> str | None:
+    if not row.replies:  # copies of runs that older versions made leave them out
+        return None
+    return f"{row.refused:,} of {row.replies:,}" if row.refused else "0"
 
 
 def _rate(rate: object) -> str | None:

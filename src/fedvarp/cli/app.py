@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedvarp.cli import analysis, diagnose
-from fedvarp.cli.errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
+from fedvarp.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    LEARNED_NOTHING,
+    SentencesNotTracebacks,
+    show_tracebacks,
+)
 from fedvarp.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
 
@@ -107,7 +113,10 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
+    """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted.
+
+    Ends with code 3 if nothing was learned: no reply could be used, or the loss only grew.
+    """
     from fedvarp.cli.output import print_dry_run, report, say, shows_progress
     from fedvarp.experiments.files import load_settings
     from fedvarp.experiments.resuming import safe_rounds
@@ -127,8 +136,8 @@ def run(
     say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
     with safe_rounds(directory), _live_view(tensorboard) as callbacks:
         result = experiment.run(directory, progress=shows_progress(quiet), callbacks=callbacks)
-    report(directory, result, quiet, as_json)
-    _end(directory, result.stopped, quiet)
+    learned = report(directory, result, quiet, as_json)
+    _end(directory, result.stopped, learned, quiet)
 
 
 @app.command()
@@ -149,7 +158,7 @@ def resume(
     settings = resuming.resumed_settings(run, overrides or [])
     if is_finished(RunDirectory(run), settings.as_toml()):
         say(_why_finished(run, settings, overrides or []), quiet)
-        report(run, None, quiet, as_json)
+        _end(run, None, report(run, None, quiet, as_json), quiet)
         return
     with _live_view(tensorboard) as callbacks:
         result = resuming.resume(
@@ -159,8 +168,8 @@ def resume(
             progress=shows_progress(quiet),
             callbacks=callbacks,
         )
-    report(run, result, quiet, as_json)
-    _end(run, result.stopped, quiet)
+    learned = report(run, result, quiet, as_json)
+    _end(run, result.stopped, learned, quiet)
 
 
 @app.command()
@@ -217,7 +226,8 @@ def sweep(
 ) -> None:
     """Tries algorithms x client learning rates x seeds, and names the best rate of each algorithm.
 
-    Give the same command again to go on after an interruption: finished runs are not repeated.
+    Give the same command again to go on after an interruption: finished runs are not repeated. Ends
+    with code 3 if no run learned anything.
     """
     from fedvarp.cli.output import say, shows_progress
     from fedvarp.cli.sweep_bar import sweep_bar
@@ -240,6 +250,8 @@ def sweep(
         raise typer.Exit(INTERRUPTED)
     if result.failures:
         raise typer.Exit(FAILED)
+    if len(result.learned_nothing) == len(result.runs):
+        raise typer.Exit(LEARNED_NOTHING)
 
 
 analysis.register(app)
@@ -278,8 +290,10 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
     )
 
 
-def _end(directory: Path, stopped: str, quiet: bool) -> None:
+def _end(directory: Path, stopped: str | None, learned: bool, quiet: bool) -> None:
     if stopped == "interrupted":
         if not quiet:
             typer.echo(f"Interrupted; nothing is lost. Go on: fedvarp resume {directory}", err=True)
         raise typer.Exit(INTERRUPTED)
+    if not learned:
+        raise typer.Exit(LEARNED_NOTHING)
