@@ -59,7 +59,7 @@ class Row:
         sent: Bytes up and down, all rounds together.
         server_bytes: The most that the server held: model, optimiser and table.
         seconds: Wall time, evaluations included; None where it was not kept.
-        replies: That came back in all rounds of all its runs; 0 where they were not counted.
+        replies: That came back in all rounds of all its runs; None where they were not counted.
         refused: How many of them could not be used.
     """
 
@@ -77,8 +77,8 @@ class Row:
     sent: float
     server_bytes: int | None
     seconds: Spread | None
-    replies: int
-    refused: int
+    replies: int | None
+    refused: int | None
 
     @property
     def learned_nothing(self) -> list[Run]:
@@ -236,6 +236,7 @@ def _row(
 ) -> Row:
     end = int(group.rounds[-1])
     elapsed = group.elapsed()
+    replies = sum(run.verdict.replies for run in group.runs)
     held = [
         record["server_bytes"]
         for run in group.runs
@@ -257,8 +258,8 @@ def _row(
         sent=float(group.sent()[:, -1].mean()),
         server_bytes=max(held, default=None),
         seconds=None if elapsed is None else _spread(elapsed[:, -1]),
-        replies=sum(run.verdict.replies for run in group.runs),
-        refused=sum(run.verdict.refused for run in group.runs),
+        replies=replies or None,
+        refused=sum(run.verdict.refused for run in group.runs) if replies else None,
     )
 
 

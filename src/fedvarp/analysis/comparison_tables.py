@@ -18,6 +18,9 @@ Cell = Callable[[Row], str | None]  # what a column shows of a row; None: nothin
 _SPREADS: Final = (
     "final_accuracy", "late_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds",
 )  # fmt: skip
+_COSTS: Final = {
+    "bytes": "sent", "server_bytes": "server_bytes", "replies": "replies", "refused": "refused",
+}  # fmt: skip
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -119,7 +122,7 @@ def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
         spread: Spread | None = getattr(row, name)
         figures[f"{name}_mean"] = spread.mean if spread else None
         figures[f"{name}_std"] = spread.std if spread else None
-    return figures | _costs(row)
+    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -147,16 +150,7 @@ def _figures(row: Row) -> dict[str, Any]:
                 "per_seed": spread.per_seed,
             }
         )
-    return figures | _costs(row)
-
-
-def _costs(row: Row) -> dict[str, Any]:
-    return {
-        "bytes": row.sent,
-        "server_bytes": row.server_bytes,
-        "replies": row.replies or None,
-        "refused": row.refused if row.replies else None,
-    }
+    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
 def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
@@ -248,7 +242,7 @@ def _name(row: Row) -> str:
 
 
 def _refused(row: Row) -> str | None:
-    if not row.replies:  # copies of runs that older versions made leave them out
+    if row.replies is None:
         return None
     return f"{row.refused:,} of {row.replies:,}" if row.refused else "0"
 

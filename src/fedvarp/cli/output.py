@@ -14,12 +14,14 @@ import typer
 
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
+from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import ending
 
 if TYPE_CHECKING:
+    from fedvarp.experiments.sweep import Sweep
     from fedvarp.simulation.round_loop import SimulationResult
 
 
@@ -30,7 +32,7 @@ def say(line: str, quiet: bool) -> None:
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Whether somebody watches."""
+    """Whether somebody watches a terminal, where bars can be drawn."""
     return sys.stderr.isatty() and not quiet
 
 
@@ -121,3 +123,20 @@ def print_dry_run(
     typer.echo(tomli_w.dumps(settings.as_toml()))
     typer.echo("\n".join(figures.lines(experiment)))
     typer.echo(f"Out       {directory} (not written: this is a dry run)")
+
+
+def print_sweep_dry_run(
+    sweep: Sweep, jobs: int | None, data_dir: Path | None, as_json: bool
+) -> None:
+    """Prints the runs of a sweep and what they would cost.
+
+    Args:
+        sweep: What would be run.
+        jobs: Runs at once; None: one for each core.
+        data_dir: Where the data files are.
+        as_json: Whether to print an object for scripts.
+    """
+    from fedvarp.experiments.sweep_cost import estimate_sweep
+
+    figures = estimate_sweep(sweep, jobs or usable_cores(), data_dir)
+    typer.echo(json.dumps(figures.as_json()) if as_json else figures.text())
