@@ -140,4 +140,5 @@ def estimate_sweep(sweep: Sweep, jobs: int, data_dir: DataFolder = None) -> Swee
 def _rest(run: PlannedRun) -> str:
     if run.rounds_done >= run.settings.rounds:
         return "nothing left"
-    return f"about {in_seconds(run.seconds)} left, table {in_bytes(run.table_bytes)}"
+    table = f"table of {in_bytes(run.table_bytes)}" if run.table_bytes else "no table"
+    return f"about {in_seconds(run.seconds)} left, {table}"
