@@ -112,7 +112,7 @@ def test_a_notebook_has_one_line_that_changes_and_needs_no_widgets(
 ) -> None:
     shown: list[str] = []
     kernel = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", ipython(kernel, shown))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", ipython(kernel, shown))
     time = Time()
     train(RunProgress("fedvarp", 0, 4, show, time), time, 4, 1.0, test_accuracy=0.5)
     assert shown[0] == "fedvarp"
@@ -129,7 +129,7 @@ def test_a_notebook_is_not_drawn_more_often_than_one_can_see(
 ) -> None:
     shown: list[str] = []
     kernel = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", ipython(kernel, shown))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", ipython(kernel, shown))
     time = Time()
     train(RunProgress("fedvarp", 0, 1000, None, time), time, 1000, 0.001)
     assert len(shown) <= 2 + 1000 * 0.001 / 0.2
@@ -139,6 +139,6 @@ def test_ipython_in_a_terminal_is_no_notebook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[str] = []
-    monkeypatch.setitem(sys.modules, "IPython", ipython(object(), shown))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", ipython(object(), shown))
     train(RunProgress("fedvarp", 0, 3), Time(), 3, 1.0)
     assert shown == []
