@@ -21,6 +21,8 @@ from .algorithms import Reply as Reply
 from .algorithms import RoundUpdates as RoundUpdates
 from .algorithms import Scaffold as Scaffold
 from .clients import LocalSGD as LocalSGD
+from .errors import DivergenceWarning as DivergenceWarning
+from .errors import FedvarpError as FedvarpError
 from .randomness import stream as stream
 from .server import Broadcast as Broadcast
 from .server import Checkpoint as Checkpoint

@@ -16,6 +16,10 @@ class FedvarpError(Exception):
     """An error whose message says what happened, the likely cause and the way out."""
 
 
+class DivergenceWarning(UserWarning):
+    """Some replies of a run were refused, or nothing was learned in it."""
+
+
 def is_for_the_user(error: BaseException) -> bool:
     """Whether the error's message was written for whoever called, not for a debugger.
 

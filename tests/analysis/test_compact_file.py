@@ -48,8 +48,10 @@ def test_what_lies_between_evaluations_is_summed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, None, 0.3], train_loss=[3, 2, 1])
     copy = only_run(compact([run], tmp_path / "runs.jsonl"))
     first, *later = copy.metrics
-    assert first == {"round": 0, "num_clients": 4, "test_accuracy": 0.1, "train_loss": 3}
-    sums = {"bytes_down": 2000, "bytes_up": 1000}
+    replies = {"num_replies": 0, "num_refused": 0}
+    evaluated = {"test_accuracy": 0.1, "train_loss": 3}
+    assert first == {"round": 0, "num_clients": 4, **replies, **evaluated}
+    sums = {"bytes_down": 2000, "bytes_up": 1000, "num_replies": 20, "num_refused": 0}
     assert later == [
         sums | {"round": 10, "server_bytes": 1010, "test_accuracy": None, "train_loss": 2},
         sums | {"round": 20, "server_bytes": 1020, "test_accuracy": 0.3, "train_loss": 1},

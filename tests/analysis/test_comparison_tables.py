@@ -45,7 +45,7 @@ def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
     seed_by_seed = found[found.index("Seed by seed") :]
     assert "FedAvg 0, 1 30, 50 40, – 70.0, 50.0 65.0, 45.0" in seed_by_seed
     assert "FedVARP 0, 1 20, 20 20, 30 80.0, 80.0 75.0, 85.0" in seed_by_seed
-    assert "FedVARP 0.1 2 50 15 kB 1.05 kB 1 min 42 s" in found
+    assert "FedVARP 0.1 2 50 0 15 kB 1.05 kB 1 min 42 s" in found
 
 
 def test_a_single_seed_needs_no_table_of_seeds(tmp_path: Path) -> None:

@@ -308,6 +308,25 @@ def test_without_accuracy_the_lowest_loss_decides_and_null_is_the_worst() -> Non
     assert json.loads(json.dumps(chosen.as_json(), allow_nan=False))["runs"][0]["figure"] is None
 
 
+def test_a_run_that_learned_nothing_is_marked_and_never_best() -> None:
+    """Its figure is the highest: a lucky accuracy of a model that no reply has moved."""
+    stuck = [{"round": 0, "test_accuracy": 0.3}]
+    stuck += [{"round": 1, "clients": [], "refused": {"2": "not finite"}, "test_accuracy": 0.3}]
+    chosen = result(
+        swept("a", 10.0, [], metrics=stuck),
+        swept("a", 0.1, [0.1, 0.2]),
+        swept("b", 10.0, [], metrics=stuck),
+        swept("b", 0.1, [], metrics=stuck),
+    )
+    assert chosen.best["a"].client_lr == 0.1
+    assert "b" not in chosen.best
+    assert chosen.text().splitlines()[1:3] == ["a            0.3!  0.2*", "b            0.3!  0.3!"]
+    assert "nothing was learned in 3 of 4 runs" in chosen.text()
+    told = chosen.as_json()["runs"]
+    assert [run["nothing_learned"] is None for run in told] == [False, True, False, False]
+    assert [run["refused"] for run in told] == [1, 0, 1, 1]
+
+
 @pytest.mark.parametrize(("at", "beyond"), [(0.1, 0.2), (0.001, 0.0001)])
 def test_a_best_rate_at_the_edge_of_the_grid_is_pointed_out(at: float, beyond: float) -> None:
     grid = [0.1, 0.05, 0.01, 0.001]  # each edge has its own distance to its neighbour

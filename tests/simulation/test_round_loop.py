@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Checkpoint, LocalSGD
+from fedvarp import Checkpoint, DivergenceWarning, LocalSGD
 from fedvarp.clients import local_training
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
@@ -99,17 +99,18 @@ def test_weights_stay_with_their_clients_when_one_diverges() -> None:
     )
     weights = torch.tensor([1.0, 2.0, 5.0])
     sampler = WeightedSampler([1.0, 1.0, 1.0], 3, 0, objective=weights)
-    result = simulate(
-        dataset,
-        Quadratic(2),
-        quadratic_loss,
-        algorithm="fedavg",
-        sampler=sampler,
-        rounds=1,
-        local_sgd=LocalSGD(lr=0.5, batch_size=1, epochs=1),
-        num_train_clients=0,
-        client_weights=weights,
-    )
+    with pytest.warns(DivergenceWarning, match="1 of 3 replies"):
+        result = simulate(
+            dataset,
+            Quadratic(2),
+            quadratic_loss,
+            algorithm="fedavg",
+            sampler=sampler,
+            rounds=1,
+            local_sgd=LocalSGD(lr=0.5, batch_size=1, epochs=1),
+            num_train_clients=0,
+            client_weights=weights,
+        )
     assert result.metrics[1]["clients"] == [1, 2]
     # π = 1, so w = η Σ p_i x_i = 0.5 (2/8 · 1 + 5/8 · 2).
     torch.testing.assert_close(result.server.w, torch.full((2,), 0.5 * (0.25 + 1.25)))
@@ -123,14 +124,15 @@ def test_training_augments_and_evaluation_does_not() -> None:
         return batch + 100.0
 
     dataset = points(4, 4, augment=away)
-    result = simulate(
-        dataset,
-        Quadratic(2),
-        quadratic_loss,
-        clients_per_round=1,
-        rounds=1,
-        local_sgd=LocalSGD(lr=0.1, batch_size=4, epochs=1),
-    )
+    with pytest.warns(DivergenceWarning, match="Nothing was learned"):
+        result = simulate(
+            dataset,
+            Quadratic(2),
+            quadratic_loss,
+            clients_per_round=1,
+            rounds=1,
+            local_sgd=LocalSGD(lr=0.1, batch_size=4, epochs=1),
+        )
     assert calls == [4]
     # At w = 0 client i has loss ½ · 2 · i²: mean (0 + 1)/2, without the 100.
     assert result.metrics[0]["train_loss"] == pytest.approx(0.5)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp import (
+    DivergenceWarning,
     FedVARP,
     LocalSGD,
     MemoryTable,
@@ -197,14 +198,15 @@ def test_a_client_that_diverges_is_named_and_the_round_goes_on() -> None:
     x[3] = math.inf  # one client's data is broken
     dataset = from_tensors([(x[i], y[i]) for i in range(5)], num_classes=2)
     model = initialised(lambda: LogisticRegression(4, 2), 0)
-    result = simulate(
-        dataset,
-        model,
-        local_sgd=LocalSGD(lr=0.1, batch_size=8, epochs=2),
-        clients_per_round=5,
-        rounds=2,
-        num_train_clients=0,
-    )
+    with pytest.warns(DivergenceWarning, match="2 of 10 replies.*non-finite"):
+        result = simulate(
+            dataset,
+            model,
+            local_sgd=LocalSGD(lr=0.1, batch_size=8, epochs=2),
+            clients_per_round=5,
+            rounds=2,
+            num_train_clients=0,
+        )
     for record in result.metrics[1:]:
         assert record["clients"] == [0, 1, 2, 4]
         assert "non-finite" in record["refused"]["3"]

@@ -6,7 +6,8 @@ run        its name: its path from the last part of what was named, such as `swe
 settings   under dotted names, as in config.toml
 versions   what it was run with
 metrics    a list for each name, over the evaluated rounds and the last; bytes and steps are sums
-           over the rounds since the one before, `server_bytes` is their maximum
+           over the rounds since the one before, as are `num_replies` and `num_refused`;
+           `server_bytes` is their maximum
 seconds    the same sums of the rounds' times
 
 Comparisons and figures come out the same. Who took part in which round, the checkpoint and the
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.analysis.runs import AnyPath, Run, file_of, read_at, runs_at
+from fedvarp.runs.divergence import counted
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting
@@ -139,8 +141,23 @@ def _columns(run: Run, rounds: list[slice]) -> dict[str, list[Any]]:
         combine: Callable[[list[int]], int] = sum if name in _SUMMED else max
         if any(found):
             columns[name] = [combine(values) if values else None for values in found]
+    columns |= _replies(run, rounds)
     evaluated = last[: len(run.evaluated)]
     for name in FIGURES:
         if run.records(name):
             columns[name] = [record.get(name) for record in evaluated]
+    return columns
+
+
+def _replies(run: Run, rounds: list[slice]) -> dict[str, list[Any]]:
+    """How many came and were refused; the commonest reason alone stands for all that were given."""
+    if not run.verdict.replies:
+        return {}
+    counts = [[counted(record) for record in run.metrics[some]] for some in rounds]
+    columns: dict[str, list[Any]] = {
+        "num_replies": [sum(replies for replies, _ in some) for some in counts],
+        "num_refused": [sum(refused for _, refused in some) for some in counts],
+    }
+    if run.verdict.refused_because is not None:
+        columns["refused_because"] = [run.verdict.refused_because]
     return columns

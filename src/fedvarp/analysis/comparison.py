@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from fedvarp.analysis.caveats import caveats
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
 from fedvarp.analysis.runs import AnyPath, Floats, Run, read_runs
 from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
@@ -58,6 +59,8 @@ class Row:
         sent: Bytes up and down, all rounds together.
         server_bytes: The most that the server held: model, optimiser and table.
         seconds: Wall time, evaluations included; None where it was not kept.
+        replies: That came back in all rounds of all its runs; None where they were not counted.
+        refused: How many of them could not be used.
     """
 
     group: Group
@@ -74,6 +77,13 @@ class Row:
     sent: float
     server_bytes: int | None
     seconds: Spread | None
+    replies: int | None
+    refused: int | None
+
+    @property
+    def learned_nothing(self) -> list[Run]:
+        """The runs in which nothing was learned."""
+        return [run for run in self.group.runs if run.verdict.nothing_learned]
 
     @property
     def unfinished(self) -> list[Run]:
@@ -150,7 +160,7 @@ def compare(
         for group, one, two in zip(groups, first, smoothed, strict=True)
     ]
     smooths = aim is not None or any(group.records("test_accuracy") for group in groups)
-    return Comparison(rows, aim, smooth, notes + _caveats(groups, smooth if smooths else 1))
+    return Comparison(rows, aim, smooth, notes + caveats(groups, smooth if smooths else 1))
 
 
 def _target(
@@ -226,6 +236,7 @@ def _row(
 ) -> Row:
     end = int(group.rounds[-1])
     elapsed = group.elapsed()
+    replies = sum(run.verdict.replies for run in group.runs)
     held = [
         record["server_bytes"]
         for run in group.runs
@@ -247,6 +258,8 @@ def _row(
         sent=float(group.sent()[:, -1].mean()),
         server_bytes=max(held, default=None),
         seconds=None if elapsed is None else _spread(elapsed[:, -1]),
+        replies=replies or None,
+        refused=sum(run.verdict.refused for run in group.runs) if replies else None,
     )
 
 
@@ -264,36 +277,3 @@ def _best(group: Group, metric: str) -> Spread | None:
 
 def _spread(values: Floats) -> Spread:
     return Spread(tuple(values.tolist()))
-
-
-def _caveats(groups: Sequence[Group], smooth: int) -> list[str]:
-    """What a reader would want to know before believing the figures."""
-    notes = []
-    for group in groups:
-        for run in group.runs:
-            if not run.finished:
-                notes.append(
-                    f"{run.path} is unfinished: round {run.last_round} of {run.planned_rounds}."
-                )
-            if len(run.rounds) < smooth:
-                notes.append(
-                    f"{run.path} has {len(run.rounds)} evaluations, too few for a running mean "
-                    f"over {smooth}."
-                )
-        if group.shortened:
-            ends = ", ".join(str(run.last_round) for run in group.runs)
-            notes.append(
-                f"The seeds of {group.label} ended after rounds {ends}; its figures are those at "
-                f"round {group.rounds[-1]}, the last that all of them were evaluated at."
-            )
-    ends_at = sorted({int(group.rounds[-1]) for group in groups})
-    if len(ends_at) > 1:
-        notes.append(
-            f"Curves end between rounds {ends_at[0]} and {ends_at[-1]}: figures at the end are not "
-            f"at the same round."
-        )
-    seeds = {group.label: [run.seed for run in group.runs] for group in groups}
-    if len({tuple(mine) for mine in seeds.values()}) > 1:
-        listed = "; ".join(f"{name}: {', '.join(map(str, m))}" for name, m in seeds.items())
-        notes.append(f"The seeds are not the same: {listed}.")
-    return notes

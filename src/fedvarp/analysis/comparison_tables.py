@@ -18,6 +18,9 @@ Cell = Callable[[Row], str | None]  # what a column shows of a row; None: nothin
 _SPREADS: Final = (
     "final_accuracy", "late_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds",
 )  # fmt: skip
+_COSTS: Final = {
+    "bytes": "sent", "server_bytes": "server_bytes", "replies": "replies", "refused": "refused",
+}  # fmt: skip
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -101,6 +104,7 @@ def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
         "client_rate": row.group.client_rate,
         "seeds": len(row.group.runs),
         "unfinished": len(row.unfinished),
+        "learned_nothing": len(row.learned_nothing),
         "rounds": row.rounds,
         "target_metric": comparison.target.metric if comparison.target else None,
         "target": comparison.target.value if comparison.target else None,
@@ -118,7 +122,7 @@ def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
         spread: Spread | None = getattr(row, name)
         figures[f"{name}_mean"] = spread.mean if spread else None
         figures[f"{name}_std"] = spread.std if spread else None
-    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
 def _figures(row: Row) -> dict[str, Any]:
@@ -130,6 +134,7 @@ def _figures(row: Row) -> dict[str, Any]:
         "seeds": [run.seed for run in row.group.runs],
         "runs": [str(run.path) for run in row.group.runs],
         "unfinished": [str(run.path) for run in row.unfinished],
+        "learned_nothing": [str(run.path) for run in row.learned_nothing],
         "rounds": row.rounds,
         "first": _reached_figures(row.first, row.first_speed_up),
         "smoothed": _reached_figures(row.smoothed, row.smoothed_speed_up),
@@ -145,7 +150,7 @@ def _figures(row: Row) -> dict[str, Any]:
                 "per_seed": spread.per_seed,
             }
         )
-    return figures | {"bytes": row.sent, "server_bytes": row.server_bytes}
+    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
 def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
@@ -219,6 +224,7 @@ def _cost_table(comparison: Comparison) -> Table:
             "client rate": lambda row: _rate(row.group.client_rate),
             "seeds": lambda row: str(len(row.group.runs)),
             "rounds": lambda row: str(row.rounds),
+            "replies refused": _refused,
             "bytes": lambda row: _bytes(row.sent),
             "server memory": lambda row: _bytes(row.server_bytes),
             "wall time": lambda row: in_seconds(row.seconds.mean) if row.seconds else None,
@@ -233,6 +239,12 @@ def _table(title: str, rows: Sequence[Row], columns: Mapping[str, Cell]) -> Tabl
 
 def _name(row: Row) -> str:
     return f"{row.group.label} *" if row.unfinished else row.group.label
+
+
+def _refused(row: Row) -> str | None:
+    if row.replies is None:
+        return None
+    return f"{row.refused:,} of {row.replies:,}" if row.refused else "0"
 
 
 def _rate(rate: object) -> str | None:

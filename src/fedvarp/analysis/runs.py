@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened
@@ -85,6 +86,11 @@ class Run:
     def finished(self) -> bool:
         """Whether it came to its last round, or to the accuracy at which it was to stop."""
         return ending(self.settings, self.metrics) is not None
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """How many replies were refused, and whether anything was learned."""
+        return judged(self.metrics)
 
     @functools.cached_property
     def evaluated(self) -> Sequence[int]:

@@ -6,22 +6,26 @@ takes seconds, only once the settings are known to be right.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedvarp.cli import analysis, diagnose
-from fedvarp.cli.errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
+from fedvarp.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    LEARNED_NOTHING,
+    SentencesNotTracebacks,
+    show_tracebacks,
+)
+from fedvarp.cli.live_view import live_view
 from fedvarp.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
 
 if TYPE_CHECKING:
     from fedvarp.experiments.settings import Settings
-    from fedvarp.simulation.loggers import TensorBoardLogger
 
 Config = Annotated[
     str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or the name of a preset.")
@@ -83,17 +87,6 @@ def options(
         show_tracebacks()
 
 
-@contextlib.contextmanager
-def _live_view(tensorboard: Path | None) -> Iterator[list[TensorBoardLogger]]:
-    if tensorboard is None:
-        yield []
-        return
-    from fedvarp.simulation.loggers import TensorBoardLogger
-
-    with TensorBoardLogger(tensorboard) as logger:
-        yield [logger]
-
-
 @app.command()
 def run(
     config: Config,
@@ -107,8 +100,11 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted."""
-    from fedvarp.cli.output import print_dry_run, report, say, shows_progress
+    """Trains by a config file or a preset; `fedvarp resume` goes on if it was interrupted.
+
+    Ends with code 3 if nothing was learned: no reply could be used, or the loss only grew.
+    """
+    from fedvarp.cli.output import print_dry_run, report, say
     from fedvarp.experiments.files import load_settings
     from fedvarp.experiments.resuming import safe_rounds
 
@@ -125,10 +121,10 @@ def run(
 
     experiment = build(settings, data_dir)
     say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
-    with safe_rounds(directory), _live_view(tensorboard) as callbacks:
-        result = experiment.run(directory, progress=shows_progress(quiet), callbacks=callbacks)
-    report(directory, result, quiet, as_json)
-    _end(directory, result.stopped, quiet)
+    with safe_rounds(directory), live_view(tensorboard) as callbacks:
+        result = experiment.run(directory, progress=not quiet, callbacks=callbacks)
+    learned = report(directory, result, quiet, as_json)
+    _end(directory, result.stopped, learned, quiet)
 
 
 @app.command()
@@ -141,7 +137,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Goes on with a run as if it had never stopped; --set rounds=… to train longer."""
-    from fedvarp.cli.output import report, say, shows_progress
+    from fedvarp.cli.output import report, say
     from fedvarp.experiments import resuming
     from fedvarp.runs.directory import RunDirectory
     from fedvarp.runs.finished import is_finished
@@ -149,18 +145,18 @@ def resume(
     settings = resuming.resumed_settings(run, overrides or [])
     if is_finished(RunDirectory(run), settings.as_toml()):
         say(_why_finished(run, settings, overrides or []), quiet)
-        report(run, None, quiet, as_json)
+        _end(run, None, report(run, None, quiet, as_json), quiet)
         return
-    with _live_view(tensorboard) as callbacks:
+    with live_view(tensorboard) as callbacks:
         result = resuming.resume(
             run,
             overrides or [],
             data_dir=data_dir,
-            progress=shows_progress(quiet),
+            progress=not quiet,
             callbacks=callbacks,
         )
-    report(run, result, quiet, as_json)
-    _end(run, result.stopped, quiet)
+    learned = report(run, result, quiet, as_json)
+    _end(run, result.stopped, learned, quiet)
 
 
 @app.command()
@@ -212,22 +208,31 @@ def sweep(
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster; else RAY_ADDRESS; else one here.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Lists the runs and their cost; writes nothing.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Tries algorithms x client learning rates x seeds, and names the best rate of each algorithm.
 
-    Give the same command again to go on after an interruption: finished runs are not repeated.
+    Give the same command again to go on after an interruption: finished runs are not repeated. Ends
+    with code 3 if no run learned anything.
     """
-    from fedvarp.cli.output import say, shows_progress
+    from fedvarp.cli.output import print_sweep_dry_run, say
     from fedvarp.cli.sweep_bar import sweep_bar
     from fedvarp.experiments.sweep import Grid, Sweep
     from fedvarp.experiments.sweep_engines import make_engine
 
     grid = Grid.parse(algorithms, client_lrs, seeds)
     runs_here = engine != "ray"  # a cluster's machines have the data and the devices
-    whole = Sweep.prepare(config, overrides or [], grid, out, data_dir, runs_here)
-    with sweep_bar(whole, shows_progress(quiet)) as on_progress:
+    whole = Sweep.prepare(
+        config, overrides or [], grid, out, data_dir, runs_here, write=not dry_run
+    )
+    if dry_run:
+        print_sweep_dry_run(whole, jobs, data_dir, as_json)
+        return
+    with sweep_bar(whole, show=not quiet) as on_progress:
         result = whole.run(make_engine(engine, jobs, address, data_dir), on_progress)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
@@ -240,6 +245,8 @@ def sweep(
         raise typer.Exit(INTERRUPTED)
     if result.failures:
         raise typer.Exit(FAILED)
+    if len(result.learned_nothing) == len(result.runs):
+        raise typer.Exit(LEARNED_NOTHING)
 
 
 analysis.register(app)
@@ -278,8 +285,10 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
     )
 
 
-def _end(directory: Path, stopped: str, quiet: bool) -> None:
+def _end(directory: Path, stopped: str | None, learned: bool, quiet: bool) -> None:
     if stopped == "interrupted":
         if not quiet:
             typer.echo(f"Interrupted; nothing is lost. Go on: fedvarp resume {directory}", err=True)
         raise typer.Exit(INTERRUPTED)
+    if not learned:
+        raise typer.Exit(LEARNED_NOTHING)

@@ -3,6 +3,7 @@
 0   done
 1   the run failed: no data, a full disk, a mistake in the program
 2   it cannot be run: wrong usage, wrong settings, a directory that is taken
+3   it came to its end, but nothing was learned: the rate is too high; all of it is kept
 130 interrupted; the round was finished first
 """
 
@@ -21,6 +22,7 @@ from fedvarp.runs.errors import RunError
 
 FAILED: Final = 1
 UNUSABLE: Final = 2
+LEARNED_NOTHING: Final = 3
 INTERRUPTED: Final = 130
 
 

@@ -30,6 +30,7 @@ from fedvarp.simulation.progress import counted
 from fedvarp.theory.measurements import Measurements, cluster_curve
 from fedvarp.theory.measuring import measure
 from fedvarp.theory.measuring_updates import MeasuredUpdates, measure_updates
+from fedvarp.trainers.threads import torch_threads
 
 _TRAINED_ANEW: Final = 24  # clients, at most, for each change to local training
 
@@ -73,11 +74,12 @@ def diagnose(
     experiment = build(settings, data_dir)
     flat = FlatModel(experiment.model.to(settings.trainer.device))
     track: Track = functools.partial(counted, show=progress)
-    if not is_run:
-        return _at(of_first_model(flat), experiment, sample, updates, track)
-    with_rows = updates and not overrides
-    with of_last_checkpoint(directory, experiment, flat, with_rows=with_rows) as snapshot:
-        return _at(snapshot, experiment, sample, updates, track)
+    with torch_threads(settings.trainer.threads):
+        if not is_run:
+            return _at(of_first_model(flat), experiment, sample, updates, track)
+        with_rows = updates and not overrides
+        with of_last_checkpoint(directory, experiment, flat, with_rows=with_rows) as snapshot:
+            return _at(snapshot, experiment, sample, updates, track)
 
 
 def _at(

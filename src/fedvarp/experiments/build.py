@@ -38,6 +38,7 @@ from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.round_loop import SimulationResult
 from fedvarp.simulation.task import Task
+from fedvarp.trainers.threads import torch_threads
 
 DataFolder = str | os.PathLike[str] | None
 
@@ -127,22 +128,26 @@ def build(settings: Settings, data_dir: DataFolder = None) -> Experiment:
         DataError: The data is not there, or is damaged.
     """
     _refuse_absent_device(settings.trainer.device)
-    torch.set_num_threads(settings.trainer.threads or 1)
     keep_freed_memory()
     try:
-        dataset = _dataset(settings, data_dir)
-        model = initialised(lambda: MODELS.make(settings.model, dataset=dataset), settings.seed)
-        own_loss = getattr(model, "loss", cross_entropy)
-        return Experiment(
-            settings=settings,
-            dataset=dataset,
-            model=model,
-            loss=own_loss if settings.loss is None else LOSSES.find(settings.loss),
-            sampler=_sampler(settings, dataset),
-            server_optimizer=_server_optimizer(settings.server),
-        )
+        with torch_threads(settings.trainer.threads):
+            return _built(settings, data_dir)
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def _built(settings: Settings, data_dir: DataFolder) -> Experiment:
+    dataset = _dataset(settings, data_dir)
+    model = initialised(lambda: MODELS.make(settings.model, dataset=dataset), settings.seed)
+    own_loss = getattr(model, "loss", cross_entropy)
+    return Experiment(
+        settings=settings,
+        dataset=dataset,
+        model=model,
+        loss=own_loss if settings.loss is None else LOSSES.find(settings.loss),
+        sampler=_sampler(settings, dataset),
+        server_optimizer=_server_optimizer(settings.server),
+    )
 
 
 def _dataset(settings: Settings, data_dir: DataFolder) -> FederatedDataset:

@@ -17,6 +17,7 @@ from fedvarp.experiments.build import Experiment
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.codecs import codec_named
 from fedvarp.tables.settings import CODEC_NAMES
+from fedvarp.trainers.threads import torch_threads
 
 _MEASURE_FOR: Final = 0.5  # seconds, at least one call
 _FORWARD: Final = 500  # examples in the forward pass that is timed
@@ -93,9 +94,10 @@ def estimate(experiment: Experiment) -> Estimate:
     aggregator = make_algorithm(settings.algorithm, table)
     tables = () if aggregator.table is None else aggregator.table.tables()
     rows = sum(table.num_clients for table in tables)
-    step = _step_seconds(experiment, flat)
+    with torch_threads(settings.trainer.threads):
+        step = _step_seconds(experiment, flat)
+        evaluation = _evaluation_seconds(experiment)
     round_seconds = step * _mean_batches(experiment) * _mean_answers(experiment)
-    evaluation = _evaluation_seconds(experiment)
     return Estimate(
         objective=task.objective,
         dim=flat.dim,

@@ -103,7 +103,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, whose directories are made.
+    """The runs of a sweep.
 
     Attributes:
         out: The directory that holds them all.
@@ -124,6 +124,7 @@ class Sweep:
         out: str | os.PathLike[str] | None = None,
         data_dir: DataFolder = None,
         runs_here: bool = True,
+        write: bool = True,
     ) -> Sweep:
         """Checks all settings, then makes the directories that are not there yet.
 
@@ -137,6 +138,7 @@ class Sweep:
             out: Where the runs go; None: runs/<name>-sweep.
             data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
             runs_here: Whether this machine will train, and so has the data and the device.
+            write: Whether to make directories; without them it can be looked at, but not run.
 
         Returns:
             The sweep, ready to run.
@@ -170,7 +172,7 @@ class Sweep:
         left = _unfinished(dict(runs))
         if left and runs_here:
             _try_with_the_data(next(iter(left.values())), data_dir)
-        for directory, settings in runs:
+        for directory, settings in runs if write else ():
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs)
 
@@ -207,6 +209,11 @@ class Sweep:
         )
         result.write()
         return result
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds of all runs are trained."""
+        return self._rounds_done(dict(self.runs))
 
     def _rounds_done(self, left: Mapping[Path, Settings]) -> int:
         return sum(

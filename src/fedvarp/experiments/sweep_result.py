@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -11,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.whole_files import write_whole
 
 _METRICS: Final = {
@@ -65,6 +67,11 @@ class SweptRun:
         # metrics.jsonl has null for what is not finite.
         return math.inf if None in last else statistics.fmean(last)
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How many of its replies were refused, and whether it learned anything."""
+        return judged(self.metrics)
+
     @property
     def status(self) -> str:
         """What became of it: "finished", "failed" or "unfinished"."""
@@ -118,7 +125,7 @@ class SweepResult:
         extreme = "highest" if _METRICS[self.metric] is max else "lowest"
         return (
             f"best rate: the {extreme} mean over seeds of {self.metric}, averaged over the last "
-            f"fifth of a run's evaluations; only rates whose runs have all finished"
+            f"fifth of a run's evaluations; only rates whose runs have all finished and learned"
         )
 
     @property
@@ -141,15 +148,26 @@ class SweepResult:
         complete = [figure for figure in found if figure is not None]
         return complete if len(complete) == len(mine) else None
 
+    @property
+    def learned_nothing(self) -> list[SweptRun]:
+        """The finished runs in which nothing was learned."""
+        return [run for run in self.runs if run.finished and run.verdict.nothing_learned]
+
+    def _learned(self, algorithm: str, client_lr: float) -> bool:
+        return not any(
+            (run.algorithm, run.client_lr) == (algorithm, client_lr) for run in self.learned_nothing
+        )
+
     @cached_property
     def best(self) -> dict[str, Best]:
-        """The best rate of each algorithm that has a rate whose runs have all finished."""
+        """The best rate of each algorithm that has one whose runs have all finished and learned."""
         best: dict[str, Best] = {}
         for algorithm in self.algorithms:
             ranked = {
                 lr: statistics.fmean(figures)
                 for lr in self.client_lrs
                 if (figures := self.figures(algorithm, lr)) is not None
+                and self._learned(algorithm, lr)
             }
             usable = {lr: mean for lr, mean in ranked.items() if math.isfinite(mean)}
             if usable:
@@ -170,7 +188,8 @@ class SweepResult:
             figures = self.figures(algorithm, lr)
             starred = algorithm in self.best and self.best[algorithm].client_lr == lr
             mean = "–" if figures is None else f"{statistics.fmean(figures):.4g}"
-            cells.append(mean + ("*" if starred else ""))
+            marks = ("*" if starred else "") + ("" if self._learned(algorithm, lr) else "!")
+            cells.append(mean + marks)
         return cells
 
     def _beyond(self, lr: float) -> float | None:
@@ -211,6 +230,7 @@ class SweepResult:
                     "rounds": run.rounds,
                     "figure": _finite(run.figure(self.metric)) if run.finished else None,
                     "error": run.error,
+                    **dataclasses.asdict(run.verdict),
                 }
                 for run in self.runs
             ],
@@ -226,7 +246,7 @@ class SweepResult:
 
         Returns:
             A table of mean figures, the best of each algorithm starred, and the rule; what lies at
-            the edge of the grid, and what is not finished.
+            the edge of the grid, what learned nothing, and what is not finished.
         """
         header = ["client rate", *(f"{lr:.3g}" for lr in self.client_lrs)]
         rows = [header, *(self._row(algorithm) for algorithm in self.algorithms)]
@@ -245,6 +265,13 @@ class SweepResult:
                     f"{algorithm}: the best rate, {best.client_lr:.3g}, lies at the edge of the "
                     f"grid; a better one may lie beyond. Try {best.try_next:.3g} too."
                 )
+        if self.learned_nothing:
+            lines.append(
+                f"! nothing was learned in {len(self.learned_nothing)} of {len(self.runs)} runs, "
+                f"which cannot be best: no reply could be used, or the loss only grew. For example "
+                f"{self.learned_nothing[0].directory.name}: "
+                f"{self.learned_nothing[0].verdict.nothing_learned}."
+            )
         left = sum(not run.finished for run in self.runs)
         if left:
             lines.append(f"{left} of {len(self.runs)} runs are not finished.")

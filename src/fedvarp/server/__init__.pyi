@@ -7,3 +7,4 @@ from .optimizers import ServerSGD as ServerSGD
 from .server import Broadcast as Broadcast
 from .server import RoundReport as RoundReport
 from .server import Server as Server
+from .step_checks import StepError as StepError

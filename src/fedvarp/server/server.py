@@ -14,6 +14,7 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 _LARGEST_STEP: Final = 1e30
@@ -135,18 +136,28 @@ class Server:
             ValueError: The updates do not fit together: lengths, dtypes, a client named twice.
                 Nothing has changed.
             IndexError: The table does not know one of the clients. Nothing has changed.
+            StepError: The algorithm's v, or what the optimiser made of w, cannot be used. w has not
+                moved if it is v; but the algorithm's memory has taken the round in, so this server
+                is of no more use: go on from a checkpoint.
         """
         updates.check()
         usable = self._usable(updates)
+        if usable.refused:
+            refuse_broken_model(self.w, self.optimizer)
         accepted = tuple(usable.clients.tolist())
         v = None
         if accepted:
             _refuse_overflow(usable)
             v = self.aggregator.aggregate(usable)  # Algorithms 2 and 3, line 8
+            refuse_direction(v, self.w, self.aggregator, "aggregate")
         elif usable.weights is not None:
             v = self.aggregator.without_replies()
+            if v is not None:
+                refuse_direction(v, self.w, self.aggregator, "without_replies")
         if v is not None:
+            dim = len(self.w)
             self.optimizer.step(self.w, v, usable.scale)  # line 9
+            refuse_step(self.w, dim, self.optimizer)
             self.round += 1
         return RoundReport(self.round, accepted, dict(usable.refused), stepped=v is not None)
 

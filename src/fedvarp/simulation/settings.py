@@ -43,7 +43,8 @@ class Recording(Section):
     fsync: bool = True
     """Whether a checkpoint waits for the disk, which guards against power failures too."""
     progress: bool | None = None
-    """Whether to show a progress bar; in a terminal unless given."""
+    """Whether to show the progress; in a terminal (a bar) or a notebook unless given. Elsewhere it
+    is a line on standard error now and then."""
 
     @field_validator("out", mode="before")
     @classmethod

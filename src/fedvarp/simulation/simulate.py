@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 
 from torch import nn
@@ -13,6 +14,8 @@ from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.sampling import ClientSampler, UniformSampler
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import DivergenceWarning
+from fedvarp.runs.divergence import judged
 from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.round_loop import SimulationResult
@@ -70,6 +73,10 @@ def simulate(
     Raises:
         ValueError: Something cannot be as it was asked for; nothing was begun.
         RunError: The directory holds another run, or one that is not to be resumed.
+
+    Warns:
+        DivergenceWarning: Once, at the end, if replies were refused or nothing was learned; says
+            how many, why, and what to try. The rules are those of `fedvarp.runs.judged`.
     """
     sampler = clients_per_round
     if isinstance(sampler, int):
@@ -81,7 +88,7 @@ def simulate(
         )
     if recording is None or isinstance(recording, str | os.PathLike):
         recording = Recording(out=None if recording is None else os.fspath(recording))
-    return Task(
+    result = Task(
         dataset=dataset,
         model=model,
         loss=loss,
@@ -97,3 +104,7 @@ def simulate(
         recording=recording,
         callbacks=callbacks,
     ).run()
+    warning = judged(result.metrics).warning
+    if warning is not None:
+        warnings.warn(warning, DivergenceWarning, stacklevel=2)
+    return result

@@ -36,6 +36,7 @@ from fedvarp.tables.settings import Table
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.makers import TrainerParts, make_trainer
 from fedvarp.trainers.settings import Trainer
+from fedvarp.trainers.threads import torch_threads
 
 AlgorithmMaker = Callable[[TableSettings], Aggregator]
 
@@ -70,6 +71,16 @@ class Task:
             What the run leaves behind.
         """
         refuse_impossible(self)
+        with self._threads():
+            return self._run(settings)
+
+    def _threads(self) -> contextlib.AbstractContextManager[None]:
+        """Who makes a trainer of their own has torch as they want it."""
+        if isinstance(self.trainer, ClientTrainer):
+            return contextlib.nullcontext()
+        return torch_threads(self.trainer.threads)
+
+    def _run(self, settings: Mapping[str, Any] | None) -> SimulationResult:
         directory = None if self.recording.out is None else RunDirectory(self.recording.out)
         kept = dict(self.description() if settings is None else settings)
         if directory is not None:
@@ -196,8 +207,6 @@ class Task:
         if isinstance(self.trainer, ClientTrainer):
             return self.trainer  # whoever made it closes it
         settings = choice.of(self.trainer)
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
         parts = TrainerParts(
             self.dataset,
             flat,

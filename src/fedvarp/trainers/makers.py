@@ -101,7 +101,7 @@ def _why_not_shared(parts: TrainerParts) -> str | None:
     if parts.exact and threads > 1:
         return (
             f"torch sums with {threads} threads here, workers with one, to other bits "
-            f"(torch.set_num_threads(1), or exact=False)"
+            f"(Trainer(threads=1), or exact=False)"
         )
     return None
 

@@ -36,7 +36,7 @@ class Trainer(Section):
     device: str = "cpu"
     """Where to train, such as "cuda"."""
     threads: Count | None = None
-    """Of torch; as they are unless given, and 1 on the command line. Sums of floats depend on it,
-    so it is a setting like any other."""
+    """Of torch while the run lasts, evaluations included; 1 unless given, the fastest for small
+    models. Sums of floats depend on it, so it is a setting like any other."""
     auto: str | None = None
     """Why auto chose the trainer it did; the run writes it here."""

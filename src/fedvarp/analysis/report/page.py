@@ -150,7 +150,10 @@ def _refused(groups: Sequence[Group]) -> Table | str:
     """The replies that were refused; a sentence where there is no table to show."""
     records = [(run, record) for group in groups for run in group.runs for record in run.metrics]
     if not any("refused" in record for _, record in records):
-        return "Not known: these copies of runs leave it out."
+        refused = sum(run.verdict.refused for group in groups for run in group.runs)
+        replies = sum(run.verdict.replies for group in groups for run in group.runs)
+        counted = f"{refused:,} of {replies:,}. " if replies else ""
+        return f"{counted}Which ones is not known: these copies of runs leave it out."
     refusals = [
         (run.path, record["round"], client, why)
         for run, record in records
