@@ -17,7 +17,7 @@ from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import ending
 
 if TYPE_CHECKING:
-    from fedvarp.simulation.round_loop import SimulationResult
+    from fedvarp.simulation.result import SimulationResult
 
 
 def say(line: str, quiet: bool) -> None:

@@ -110,7 +110,7 @@ class _Describer:
         if type(thing) in (list, tuple, range):
             return self._list(thing)
         if isinstance(thing, (set, frozenset)):
-            return self._list(sorted(map(content_hash, self._list(thing))))
+            return sorted(content_hash(self.describe(each, "an entry")) for each in thing)
         if isinstance(thing, (bytes, bytearray)):
             return f"{len(thing)} bytes, {content_hash(bytes(thing).hex())}"
         if isinstance(thing, Mapping) and is_of_a_library(type(thing)):
@@ -259,8 +259,8 @@ class _Describer:
         if isinstance(reduced, str):
             return {"name": reduced}
         make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
-        if make in (copyreg.__newobj__, getattr(copyreg, "_reconstructor", None)):
-            arguments = arguments[1:]
+        if make is getattr(copyreg, "__newobj__", None):
+            arguments = arguments[1:]  # the first is the class
         held: dict[str, Any] = {"arguments": list(arguments)} if arguments else {}
         for part in state if isinstance(state, tuple) else (state,):
             held |= part if isinstance(part, dict) else {} if part is None else {"state": part}

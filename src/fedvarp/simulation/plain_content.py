@@ -39,7 +39,7 @@ def generator_content(generator: torch.Generator | np.random.Generator) -> dict[
         fresh = torch.Generator(generator.device).manual_seed(seed).get_state().tolist()
         state: Any = generator.get_state().tolist()
     else:
-        bits = generator.bit_generator
+        bits: Any = generator.bit_generator
         seed = _without_arrays(getattr(bits.seed_seq, "entropy", None))
         fresh, state = (_without_arrays(each.state) for each in (type(bits)(bits.seed_seq), bits))
     told: dict[str, Any] = {"kind": full_name(type(generator)), "seed": seed}
