@@ -7,6 +7,8 @@ Runs are grouped by method and task; a comparison is of methods on one task.
 from __future__ import annotations
 
 import itertools
+import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ X_AXES: Final[tuple[XAxis, ...]] = ("rounds", "bytes", "time")
 """What a curve can be drawn against."""
 
 _MOST_DIFFERENCES: Final = 8  # in one error message
+_LONGEST_LIST: Final = 8  # that a label writes out
+_HASH: Final = re.compile(r"\b(?:sha256 )?([0-9a-f]{8})(?:[0-9a-f]{4}){1,2}\b(?:, Python [\d.]+)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +166,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         mine = [same for same in sets if same[0].algorithm == algorithm]
         settings = [_without_running(same[0].settings, follow_seed) for same in mine]
         names = _all_names(settings)
-        apart = [name for name in names if _differs(name, settings)]
+        apart = _telling([name for name in names if _differs(name, settings)], settings)
         order = sorted(range(len(mine)), key=lambda i: [_sortable(settings[i], n) for n in apart])
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
@@ -277,6 +281,18 @@ def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     return any(mine.get(name) != settings[0].get(name) for mine in settings)
 
 
+def _telling(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Of the settings in which groups differ, those that say how: not hashes, if others suffice."""
+    values = {name: [mine.get(name) for mine in settings] for name in apart}
+    plain = [
+        name
+        for name, found in values.items()
+        if not any(isinstance(value, str) and _HASH.search(value) for value in found)
+    ]
+    told_apart = {tuple(str(mine.get(name)) for name in plain) for mine in settings}
+    return plain if len(told_apart) == len(settings) else apart
+
+
 def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
     value = settings.get(name)
     is_number = isinstance(value, (int, float))
@@ -285,7 +301,9 @@ def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
 
 def _told(settings: Mapping[str, Any], name: str) -> str:
     value = settings.get(name, "unset")
-    return in_short(value) if isinstance(value, float) else str(value)
+    if isinstance(value, list) and len(value) > _LONGEST_LIST:
+        return f"{len(value)} entries #{zlib.crc32(str(value).encode()):08x}"
+    return in_short(value) if isinstance(value, float) else _HASH.sub(r"#\1", str(value))
 
 
 def _by_seed(run: Run) -> tuple[int, str]:

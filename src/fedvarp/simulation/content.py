@@ -99,7 +99,7 @@ class _Describer:
 
     def _described(self, thing: Any) -> Any:
         if isinstance(thing, Section):
-            return {name: self.describe(part, name) for name, part in thing.as_toml().items()}
+            return self._section(thing)
         if isinstance(thing, Tensor):
             return self._tensor(thing)
         if isinstance(thing, np.ndarray):
@@ -124,6 +124,14 @@ class _Describer:
         return self._object(thing)
 
     # Numbers and collections
+
+    def _section(self, section: Section) -> dict[str, Any]:
+        told = {name: self.describe(part, name) for name, part in section.as_toml().items()}
+        for name, part in section:
+            if callable(part) and not isinstance(part, Section):  # a file has no more than its name
+                described = self.describe(part, name)
+                told[name] |= described if isinstance(described, dict) else {"kind": described}
+        return told
 
     def _tensor(self, tensor: Tensor) -> Any:
         if tensor.requires_grad and isinstance(tensor, nn.Parameter) and not self._initial_weights:

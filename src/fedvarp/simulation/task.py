@@ -28,6 +28,7 @@ from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
+from fedvarp.simulation.content import content
 from fedvarp.simulation.description import aggregator_name, description, objects
 from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
@@ -79,6 +80,7 @@ class Task:
             kept = description(self)
         elif directory is not None and settings is not None:
             told = objects(self)  # settings may only name a file or code: here is what is in it
+            told["local_sgd"] = content(self.local_sgd, "local_sgd")
             kept, given = dict(settings), {"sampler": told.pop("sampler"), "given": told}
         if directory is not None:
             refuse_another_run(directory, kept, self.recording.resume)
