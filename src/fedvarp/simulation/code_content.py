@@ -38,9 +38,10 @@ def is_of_a_library(thing: Any) -> bool:
     top = module.partition(".")[0]
     if top == "fedvarp" or top in sys.stdlib_module_names:
         return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    built_in = file is None and module not in ("__main__", "") and module in sys.modules
-    return built_in or (file is not None and not _INSTALLED.isdisjoint(Path(file).parts))
+    if top == "__main__" or module not in sys.modules:  # a script, a notebook, code that was typed
+        return False
+    file = getattr(sys.modules[module], "__file__", None)
+    return file is None or not _INSTALLED.isdisjoint(Path(file).parts)  # None: it is built in
 
 
 def full_name(thing: Any) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedvarp.runs.identity import without_none
 from fedvarp.settings.problems import SettingsError
 from fedvarp.settings.section import Section
 from fedvarp.simulation.code_content import (
@@ -144,7 +145,8 @@ class _Describer:
         told = [self.describe(value, str(i)) for i, value in enumerate(values)]
         if len(told) > LONGEST_LIST:
             return f"{len(told)} entries, {content_hash(told)}"
-        return ["None" if each is None else each for each in told]  # TOML knows no null
+        plain = [without_none(each) if isinstance(each, dict) else each for each in told]
+        return ["None" if each is None else each for each in plain]  # TOML knows no null
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
         entries = {str(key): self.describe(value, str(key)) for key, value in mapping.items()}
@@ -169,14 +171,14 @@ class _Describer:
             kept = {n: self.describe(cell, n) for n, cell in closure(thing).items()}
             return {"kind": full_name(thing), "with": kept}
         code, given = self._own_function(thing)
+        given = {n: self.describe(value, n) for n, value in defaults(thing).items()} | given
         return {"kind": thing.__name__, "code": code_hash(code)} | (
             {"with": given} if given else {}
         )
 
     def _own_function(self, function: FunctionType) -> tuple[list[Any], dict[str, Any]]:
         """What it does, and the values that it does it with, by their names."""
-        named = {**closure(function), **defaults(function)}
-        given = {name: self.describe(value, name) for name, value in named.items()}
+        given = {name: self.describe(value, name) for name, value in closure(function).items()}
         code, read = [code_of(function)], attributes_read(function)
         for name, value in globals_of(function).items():
             if isinstance(value, ModuleType) and not is_of_a_library(value):
@@ -213,7 +215,7 @@ class _Describer:
                     if name in _WRITTEN_BY_DATACLASS and is_generated(base, function):
                         continue
                     does, its_given = self._own_function(function)
-                    code.append([name, does])
+                    code.append([name, does, self._described_if_can_be(defaults(function))])
                     given |= its_given
                 if not name.startswith("_") and isinstance(member, (bool, int, float, str)):
                     shown[name] = number_or_text(member)
