@@ -232,10 +232,10 @@ def test_a_large_module_is_summed_up() -> None:
     ("thing", "what"),
     [
         (lambda: threading.Lock(), "lock"),
-        (lambda: (i for i in ()), "generator"),
+        (lambda: (i for i in range(3)), "generator"),
         (lambda: io.FileIO(0, closefd=False), "FileIO"),
         (
-            lambda: functools.partial(scaled, threading.Lock()),
+            lambda: functools.partial(print, threading.Lock()),
             r"loss\.with\.0 is an object of lock",
         ),
     ],
