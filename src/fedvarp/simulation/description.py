@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings
+from fedvarp.settings.section import Section
 from fedvarp.simulation.code_content import is_of_a_library
 from fedvarp.simulation.content import content
 from fedvarp.trainers.base import ClientTrainer
@@ -120,10 +123,10 @@ def _trainer(trainer: object) -> dict[str, Any]:
     told: dict[str, Any] = {"trainer": {"name": type(trainer).__qualname__}}
     if not is_of_a_library(type(trainer)):
         # Trainers hold the parts of the run, which are described, and processes, which cannot be:
-        # of what one holds, plain numbers and texts count, or what it says of itself.
+        # numbers, texts, settings and functions in it count, or what it says of itself.
         describe = getattr(trainer, "describe", None)
-        plain = (bool, int, float, str)
-        held = {n: v for n, v in vars(trainer).items() if isinstance(v, plain)}
+        counts = (bool, int, float, str, Section, FunctionType, functools.partial)
+        held = {n: v for n, v in vars(trainer).items() if isinstance(v, counts)}
         says = describe() if callable(describe) else held
         told["own_trainer"] = {
             **content(type(trainer), "trainer"),
