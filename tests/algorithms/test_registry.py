@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Aggregator, ClusterFedVARP, FedAvg, FedVARP, RoundUpdates
+from fedvarp import Aggregator, ClusterFedVARP, FedAvg, FedVARP, MemoryTable, RoundUpdates
 from fedvarp.algorithms import TableSettings
 from fedvarp.algorithms.registry import make_algorithm
 from fedvarp.settings.problems import SettingsError
@@ -29,6 +31,18 @@ class Demanding(Decayed):
         super().__init__(decay)
 
 
+class HoldsALock(Decayed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def used() -> FedVARP:
+    table = MemoryTable(4, 3)
+    table.put(torch.tensor([1]), torch.ones(1, 3))
+    return FedVARP(table)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "kind", "rows"),
     [
@@ -38,6 +52,8 @@ class Demanding(Decayed):
         (ClusterFedVARP, ClusterFedVARP, 2),
         (FedVARP, FedVARP, 4),
         (Decayed, Decayed, None),
+        (Decayed(0.5), Decayed, None),
+        (FedVARP(MemoryTable(4, 3)), FedVARP, 4),
         (lambda table: FedVARP(table.row_per_client()), FedVARP, 4),
     ],
 )
@@ -57,7 +73,10 @@ def test_an_algorithm_gets_the_table_it_is_made_for(
     [
         ("fedvrp", "algorithm = 'fedvrp' is no algorithm; did you mean fedvarp"),
         ("fedvarp:FedVRAP", "algorithm = .*cannot be imported"),
-        (FedAvg(), "makes no Aggregator"),
+        (used(), "has seen updates before.*Give a function"),
+        (FedVARP(MemoryTable(5, 3)), "5 clients and rows of 3.*here are 4 clients.*Give a func"),
+        (FedVARP(MemoryTable(4, 2)), "rows of 2 numbers.*a model of 3"),
+        (HoldsALock(), "cannot be copied.*Give a function"),
         (nn.Linear, "makes no Aggregator"),
         (lambda table: 3, "makes no Aggregator"),
         (Demanding, "needs table, decay.*Give a function"),
@@ -66,3 +85,13 @@ def test_an_algorithm_gets_the_table_it_is_made_for(
 def test_what_makes_no_algorithm_is_refused_with_the_way_out(wrong: object, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         make_algorithm(wrong, SETTINGS)  # type: ignore[arg-type]
+
+
+def test_two_runs_of_one_aggregator_share_no_table() -> None:
+    mine = FedVARP(MemoryTable(4, 3))
+    one, other = make_algorithm(mine, SETTINGS), make_algorithm(mine, SETTINGS)
+    assert isinstance(one, FedVARP)
+    assert isinstance(other, FedVARP)
+    one.y.put(torch.tensor([2]), torch.ones(1, 3))
+    assert float(other.y.mean().abs().sum()) == 0
+    assert float(mine.y.mean().abs().sum()) == 0

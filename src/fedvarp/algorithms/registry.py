@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class TableSettings:
 
 
 def make_algorithm(
-    algorithm: str | Callable[..., Aggregator], settings: TableSettings
+    algorithm: str | Callable[..., Aggregator] | Aggregator, settings: TableSettings
 ) -> Aggregator:
     """Makes an algorithm with a table of its own.
 
@@ -98,27 +99,58 @@ def make_algorithm(
         algorithm: A name in `ALGORITHMS`, the import path of something of one's own, or that
             itself: a function of the settings, or a subclass of `Aggregator` whose constructor
             needs nothing, or one table: annotated `ClusteredTable` it has a row for each cluster,
-            else one for each client.
+            else one for each client; or an aggregator that has seen no update yet, which is copied
+            so that no two runs share a table.
         settings: What its table is to be like.
 
     Returns:
         A new algorithm.
 
     Raises:
-        SettingsError: There is no algorithm of that name, or it is none.
+        SettingsError: There is no algorithm of that name, it is none, or its table was written to
+            before or is not for these clients and this model.
     """
     try:
         make: Any = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
     except SettingsError as error:
         raise SettingsError(f"algorithm {error}") from None
+    if isinstance(make, Aggregator):
+        return _copy(make, settings)
     usable = issubclass(make, Aggregator) if inspect.isclass(make) else callable(make)
     made = _made(make, settings) if usable else None
     if not isinstance(made, Aggregator):
         raise SettingsError(
             f"algorithm = {make!r} makes no Aggregator. Give a name, a subclass of "
-            f"fedvarp.Aggregator, or a function of fedvarp.algorithms.TableSettings that makes one."
+            f"fedvarp.Aggregator, an object of one, or a function of "
+            f"fedvarp.algorithms.TableSettings that makes one."
         )
     return made
+
+
+def _copy(aggregator: Aggregator, settings: TableSettings) -> Aggregator:
+    """A copy of a fresh aggregator whose table, if it has one, is for these clients."""
+    name, table = type(aggregator).__name__, aggregator.table
+    way_out = f"Give a function that makes it anew: lambda table: {name}(table.row_per_client())."
+    if table is not None:
+        if any(rows.num_rows for rows in table.tables()):
+            raise SettingsError(
+                f"algorithm = {name}(…) has seen updates before: its table holds rows of another "
+                f"run, which must not mix with those of a new one. {way_out}"
+            )
+        is_for, needed = (table.num_clients, table.dim), (settings.num_clients, settings.dim)
+        if is_for != needed:
+            raise SettingsError(
+                f"algorithm = {name}(…) has a table for {is_for[0]} clients and rows of "
+                f"{is_for[1]} numbers; here are {needed[0]} clients and a model of {needed[1]}. "
+                f"{way_out}"
+            )
+    try:
+        return copy.deepcopy(aggregator)
+    except Exception as error:  # a table on disk, an open file: whatever it holds says why
+        raise SettingsError(
+            f"algorithm = {name}(…) cannot be copied ({error}), and two runs must not share what "
+            f"it remembers. {way_out}"
+        ) from error
 
 
 def _made(make: Any, settings: TableSettings) -> Any:

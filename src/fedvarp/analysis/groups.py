@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvarp.analysis.labels import shown_value, sortable, telling_settings
 from fedvarp.analysis.runs import Floats, Run
 from fedvarp.analysis.setting_kinds import (
     CLIENT_RATE,
@@ -24,7 +25,6 @@ from fedvarp.analysis.setting_kinds import (
 )
 from fedvarp.analysis.styles import Look, in_order, look_of
 from fedvarp.analysis.targets import running_mean
-from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
 
 XAxis = Literal["rounds", "bytes", "time"]
@@ -162,11 +162,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         mine = [same for same in sets if same[0].algorithm == algorithm]
         settings = [_without_running(same[0].settings, follow_seed) for same in mine]
         names = _all_names(settings)
-        apart = [name for name in names if _differs(name, settings)]
-        order = sorted(range(len(mine)), key=lambda i: [_sortable(settings[i], n) for n in apart])
+        apart = telling_settings([name for name in names if _differs(name, settings)], settings)
+        order = sorted(
+            range(len(mine)), key=lambda i: [sortable(settings[i].get(n)) for n in apart]
+        )
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
-            what = ", ".join(f"{shown_name(n, names)}={_told(settings[i], n)}" for n in apart)
+            what = ", ".join(
+                f"{shown_name(n, names)}={shown_value(settings[i].get(n))}" for n in apart
+            )
             label = f"{look.label} ({what})" if what else look.label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
@@ -177,8 +181,8 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
 
     Args:
         runs: To compare.
-        same_start: Whether runs with one seed should have begun with one loss: the settings of a
-            run made in Python may not tell two models apart.
+        same_start: Whether runs with one seed should have begun with one loss: the initial weights
+            of a run made in Python are on no record.
 
     Returns:
         Each difference, with the runs concerned; empty if there is none.
@@ -277,17 +281,6 @@ def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
     return any(mine.get(name) != settings[0].get(name) for mine in settings)
 
 
-def _sortable(settings: Mapping[str, Any], name: str) -> tuple[int, float, str]:
-    value = settings.get(name)
-    is_number = isinstance(value, (int, float))
-    return (0, float(value), "") if is_number else (1, 0.0, str(value))  # type: ignore[arg-type]
-
-
-def _told(settings: Mapping[str, Any], name: str) -> str:
-    value = settings.get(name, "unset")
-    return in_short(value) if isinstance(value, float) else str(value)
-
-
 def _by_seed(run: Run) -> tuple[int, str]:
     return (-1 if run.seed is None else run.seed, str(run.path))
 
@@ -297,8 +290,9 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
         if one.seed == other.seed:
             raise RunError(
                 f"{one.path} and {other.path} have the same settings and the same seed "
-                f"({one.seed}), so they would count twice. Leave one out. If they do differ, "
-                f"record how: simulate(…, settings=…) writes any settings to config.toml."
+                f"({one.seed}), so they would count twice. Leave one out. If they do differ, it is "
+                f"in what config.toml does not hold, such as the initial weights: give them "
+                f"different seeds."
             )
 
 

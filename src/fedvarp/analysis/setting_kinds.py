@@ -27,11 +27,13 @@ RUNNING: Final = {
 
 METHOD: Final = {
     "algorithm": "How replies become a step.",
+    "aggregator": "The content of an algorithm of one's own: its settings, its table, its code.",
     CLIENT_RATE: "η_c.",
     "local_sgd.schedule": "How η_c falls from round to round.",
     "local_sgd.step_decay": "How η_c falls from local step to local step.",
     "server": "The server's optimiser: its rate, its momentum, what it multiplies v by.",
     "server_optimizer": "The same of a run that was made from Python.",
+    "own_trainer": "The content of a trainer of one's own, which may train otherwise.",
     "table": "What the server remembers: its codec, its clusters, how often they are found anew.",
 }
 

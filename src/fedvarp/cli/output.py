@@ -22,7 +22,7 @@ from fedvarp.runs.finished import ending
 
 if TYPE_CHECKING:
     from fedvarp.experiments.sweep import Sweep
-    from fedvarp.simulation.round_loop import SimulationResult
+    from fedvarp.simulation.result import SimulationResult
 
 
 def say(line: str, quiet: bool) -> None:

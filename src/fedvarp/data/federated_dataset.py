@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -142,6 +142,11 @@ class FederatedDataset:
                 digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
                 digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    def describe(self) -> Mapping[str, object]:
+        """What a run that was made with this data set has on record of it."""
+        told = {"summary": repr(self), "fingerprint": self.fingerprint()}
+        return told if self.augment is None else {**told, "augment": self.augment}
 
     def __repr__(self) -> str:
         parts = [f"{self.num_clients:,} clients"]

@@ -36,7 +36,7 @@ from fedvarp.processes import keep_freed_memory
 from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
-from fedvarp.simulation.round_loop import SimulationResult
+from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.task import Task
 from fedvarp.trainers.threads import torch_threads
 

@@ -17,7 +17,7 @@ from fedvarp.runs.identity import refuse_other_settings
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
     from fedvarp.simulation.callbacks import Callback
-    from fedvarp.simulation.round_loop import SimulationResult
+    from fedvarp.simulation.result import SimulationResult
 
 
 def resume(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ _TRAINER: Final = "trainer.name"
 _WORKERS: Final = "trainer.workers"
 _AUTO: Final = "trainer.auto"  # why `trainer = "auto"` chose the trainer that is recorded
 _THREADS: Final = "trainer.threads"
+_PYTHON: Final = re.compile(r", Python \d+\.\d+")  # behind the hash of code
 _HOW_KEPT: Final = ("recording.commit_every", "recording.fsync")
 
 MAY_CHANGE: Final = frozenset({ROUNDS, TARGET, _TRAINER, _WORKERS, _AUTO, *_HOW_KEPT})
@@ -37,8 +39,8 @@ def refuse_other_settings(directory: RunDirectory, settings: Mapping[str, Any]) 
     """
     if found := differences(directory.settings(), settings):
         raise RunError(
-            f"The run in {directory.path} was made with {'; '.join(found)}. Resume it with the "
-            f"settings it was made with, or choose another directory."
+            f"The run in {directory.path} was made with {'; '.join(found)}. Resume it with what it "
+            f"was made with, or choose another directory.{_hints(found)}"
         )
 
 
@@ -58,9 +60,25 @@ def refuse_edited_settings(
     if edited := changes(committed, now, committed):
         raise RunError(
             f"The checkpoint in {directory.path} was made with {'; '.join(edited)}: config.toml "
-            f"was edited since, or a file that it names. Put it back to go on, or begin a run of "
-            f"its own."
+            f"was edited since, or a file, data or code that it names. Put it back to go on, or "
+            f"begin a run of its own.{_hints(edited)}"
         )
+
+
+def _hints(differences: Iterable[str]) -> str:
+    """What is easily overlooked about differences in the content of objects."""
+    hints = ""
+    if any("dataset.fingerprint = " in each for each in differences):
+        hints += (
+            " (A data set that changes each time it is loaded cannot be resumed; randomness "
+            "belongs into its `augment`.)"
+        )
+    if any(len(set(_PYTHON.findall(each))) > 1 for each in differences):
+        hints += (
+            " (Code is known by its bytecode, which another Python writes otherwise: resume with "
+            "the one that the run was begun with.)"
+        )
+    return hints
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedvarp.server.server import Server
-    from fedvarp.simulation.round_loop import SimulationResult
+    from fedvarp.simulation.result import SimulationResult
 
 Record = dict[str, Any]
 """What is known of one round, as a line of metrics.jsonl."""

@@ -1,95 +1,135 @@
-"""What a run is, in words that a file can keep and a resumed run can be held against."""
+"""What a run is: the settings and the content of everything that changes its figures."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
+import functools
 from collections.abc import Mapping
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from fedvarp.data.federated_dataset import FederatedDataset
-from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
+from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.algorithms.registry import TableSettings
 from fedvarp.settings.section import Section
+from fedvarp.simulation.code_content import is_of_a_library
+from fedvarp.simulation.content import content
+from fedvarp.trainers.base import ClientTrainer
 
-_LONGEST_LIST = 64  # numbers written out; longer tensors are named by their hash
-
-
-def plain(settings: object) -> dict[str, Any]:
-    """An object as TOML can hold it: its class, and its fields if it is a dataclass.
-
-    >>> from fedvarp.clients import UniformSampler
-    >>> plain(UniformSampler(num_clients=8, clients_per_round=2, seed=0))["clients_per_round"]
-    2
-    """
-    kept: dict[str, Any] = {"kind": type(settings).__qualname__}
-    if dataclasses.is_dataclass(settings):
-        for field in dataclasses.fields(settings):
-            kept[field.name] = plain_value(getattr(settings, field.name))
-    return kept
+if TYPE_CHECKING:
+    from fedvarp.simulation.task import Task
 
 
-def fingerprint(dataset_fingerprint: str, model: nn.Module, loss: object) -> str:
-    """Names what a run trains: another data set, model or loss has another name.
+def description(task: Task) -> dict[str, Any]:
+    """Everything that changes a run's figures, as TOML can hold it.
 
     Args:
-        dataset_fingerprint: `FederatedDataset.fingerprint()`.
-        model: Its layers and frozen parameters count; trainable ones are the run's own.
-        loss: By its name.
+        task: What was asked for.
 
     Returns:
-        A short hash.
+        Settings by their names, and the content of what was passed as objects; for config.toml, for
+        a resumed run to be held against, and for comparisons.
+
+    Raises:
+        SettingsError: Something that was passed cannot be described.
     """
-    digest = hashlib.sha256(f"{dataset_fingerprint} {model} {name_of(loss)}".encode())
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            digest.update(f"{name}{tuple(parameter.shape)}".encode())
-            digest.update(_bytes(parameter))
-    return digest.hexdigest()[:16]
+    told: dict[str, Any] = {
+        "algorithm": task.algorithm_name,
+        "rounds": task.rounds,
+        "seed": task.seed,
+        "num_clients": task.dataset.num_clients,
+        **objects(task),
+    }
+    for name in ("local_sgd", "table", "evaluation"):
+        told[name] = content(getattr(task, name), name)
+    told["server_optimizer"] = content(task.server_optimizer, "server_optimizer")
+    if is_of_a_library(type(task.server_optimizer)):
+        del told["server_optimizer"]["kind"]  # what it says of itself begins with its name
+    return told | _trainer(task.trainer)
 
 
-def name_of(something: object) -> str:
-    """The name of a function or class, or of the class of an object: the same in every process."""
-    return str(getattr(something, "__qualname__", type(something).__qualname__))
+def objects(task: Task) -> dict[str, Any]:
+    """The content of what settings may only name, such as a file with a trace or code of one's own.
 
+    Args:
+        task: What was asked for.
 
-def plain_value(value: object) -> Any:
-    """A single setting: numbers as they are, long tensors and mappings by hash, functions by name.
+    Returns:
+        The data set, the model, the loss, the sampler and the aggregator.
 
-    >>> plain_value({0: [1, 2], 1: []}) == plain_value({1: [], 0: [1, 2]})
-    True
+    Raises:
+        SettingsError: One of them cannot be described.
     """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Section):
-        return {name: plain_value(part) for name, part in value.as_toml().items()}
-    if isinstance(value, ServerOptimizer):
-        return dict(value.describe())
-    if isinstance(value, FederatedDataset):
-        return repr(value)
-    if isinstance(value, Tensor):
-        if value.numel() <= _LONGEST_LIST:
-            return value.tolist()
-        return f"{value.numel()} numbers, sha256 {hashlib.sha256(_bytes(value)).hexdigest()[:16]}"
-    if isinstance(value, (range, np.ndarray)):
-        value = np.asarray(value).tolist()
-    if isinstance(value, (list, tuple)) and all(isinstance(x, (int, float)) for x in value):
-        return plain_value(torch.tensor(value, dtype=torch.float64))
-    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return {name: plain_value(entry) for name, entry in value.items()}
-    if isinstance(value, Mapping):
-        entries = {str(key): plain_value(entry) for key, entry in value.items()}
-        text = json.dumps(entries, sort_keys=True)
-        return f"{len(entries)} entries, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(value)
-    return name_of(value)
+    aggregator = aggregator_content(task.fresh_aggregator, task.table_in_memory)
+    return {
+        "dataset": content(task.dataset, "dataset"),
+        "model": content(task.model, "model", initial_weights=False),
+        "loss": content(task.loss, "loss"),
+        "sampler": content(task.sampler, "sampler"),
+        **({"aggregator": aggregator} if aggregator else {}),
+    }
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+def aggregator_name(made: Aggregator) -> str:
+    """What an aggregator is called in tables and bars.
+
+    Args:
+        made: It.
+
+    Returns:
+        The name of its class: of this package as settings spell it; of one's own as it is, with its
+        module where the package has one of the same name.
+    """
+    kind = type(made)
+    known = {name.replace("_", ""): name for name in ALGORITHMS}.get(kind.__name__.lower())
+    if kind.__module__.startswith("fedvarp."):
+        return known or kind.__name__
+    return f"{kind.__module__}.{kind.__name__}" if known else kind.__name__
+
+
+def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]:
+    """What sets an aggregator apart from others of its name.
+
+    Args:
+        made: It, before its first round.
+        table: What it was made from.
+
+    Returns:
+        Its code if it is one's own, its settings, and its table where that is not the one that the
+        run's settings describe. Nothing is left of the package's own algorithms.
+    """
+    of_table = {} if made.table is None else dict(made.table.describe())
+    told = {n: v for n, v in made.describe().items() if n != "algorithm" and n not in of_table}
+    told |= {n: v for n, v in vars(made).items() if v is not made.table}
+    usual = {"one for each client": dict(table.row_per_client().describe())}
+    if table.cluster_of is not None:
+        usual["one for each cluster"] = dict(table.row_per_cluster().describe())
+    rows = next((name for name, described in usual.items() if described == of_table), None)
+    if of_table and rows is None:
+        told["table"] = of_table
+    elif of_table and isinstance(made, ClusterFedVARP) != (rows == "one for each cluster"):
+        told["rows"] = rows
+    if not type(made).__module__.startswith("fedvarp."):
+        kind = content(type(made), "aggregator")
+        told = {**(kind if isinstance(kind, Mapping) else {"kind": kind}), **told}
+    described: dict[str, Any] = content(told, "aggregator")
+    return described
+
+
+def _trainer(trainer: object) -> dict[str, Any]:
+    """Who trains, and what else changes the figures if it is a trainer of one's own."""
+    if not isinstance(trainer, ClientTrainer):
+        return {"trainer": content(trainer, "trainer")}
+    told: dict[str, Any] = {"trainer": {"name": type(trainer).__qualname__}}
+    if not is_of_a_library(type(trainer)):
+        # Trainers hold the parts of the run, which are described, and processes, which cannot be:
+        # numbers, texts, settings and functions in it count, or what it says of itself.
+        describe = getattr(trainer, "describe", None)
+        counts = (bool, int, float, str, Section, FunctionType, functools.partial)
+        held = {n: v for n, v in vars(trainer).items() if isinstance(v, counts)}
+        says = describe() if callable(describe) else held
+        told["own_trainer"] = {
+            **content(type(trainer), "trainer"),
+            **content(says, "trainer"),
+        }
+    return told

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from fedvarp.server.server import Server
-    from fedvarp.simulation.round_loop import SimulationResult
+    from fedvarp.simulation.result import SimulationResult
 
 Record = Mapping[str, Any]
 

@@ -10,15 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from fedvarp.runs.directory import RunDirectory
-from fedvarp.runs.errors import RunError
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings
 from fedvarp.runs.journal import Journal
 from fedvarp.runs.versions import note_change
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
-from fedvarp.simulation.description import plain
-from fedvarp.simulation.round_loop import Simulation, SimulationResult
+from fedvarp.simulation.result import SimulationResult
+from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Recording
 
 
@@ -28,9 +27,9 @@ class RecordedRun:
     Args:
         directory: Where.
         simulation: What to run.
-        fingerprint: Of the data, the model and the loss; a resumed run must have the same.
         settings: Of the run; a resumed run must have those its checkpoint was made with. What it
             may be told anew is written once everything else agrees.
+        given: The content of what the settings only name; a resumed run must have the same.
         recording: How often it is committed, and whether that waits for the disk.
         after_commit: Called once a checkpoint is written.
     """
@@ -39,17 +38,15 @@ class RecordedRun:
         self,
         directory: RunDirectory,
         simulation: Simulation,
-        fingerprint: str,
         settings: Mapping[str, Any],
+        given: Mapping[str, Any],
         recording: Recording,
         after_commit: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._simulation = simulation
-        self._fingerprint = fingerprint
         self._settings = settings
-        # The sampler as it is: settings may only name the file that its trace was read from.
-        self._lasting = lasting({**settings, "sampler": plain(simulation.sampler)})
+        self._lasting = lasting({**settings, **given})
         self._recording = recording
         self._after_commit = after_commit
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
@@ -113,16 +110,9 @@ class RecordedRun:
             )
 
     def _go_back_to_the_checkpoint(self) -> None:
-        if self._checkpoint.round is None:
-            # The initial model is committed with the first line; more lines had a checkpoint once.
-            if self._metrics.num_lines > 1:
-                raise self._directory.without_checkpoint()
-        elif self._checkpoint.notes["fingerprint"] != self._fingerprint:
-            raise RunError(
-                f"The run in {self._directory.path} was made with other data, another model or "
-                f"another loss. (A data set that changes each time it is loaded cannot be resumed; "
-                f"randomness belongs into its `augment`.)"
-            )
+        # The initial model is committed with the first line; more lines had a checkpoint once.
+        if self._checkpoint.round is None and self._metrics.num_lines > 1:
+            raise self._directory.without_checkpoint()
         committed = self._checkpoint.notes.get("settings", {})
         refuse_edited_settings(self._directory, committed, self._lasting)
         if self._checkpoint.restore(self._simulation.server):
@@ -147,7 +137,6 @@ class RecordedRun:
             notes={
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
-                "fingerprint": self._fingerprint,
                 "settings": self._lasting,
             },
         )

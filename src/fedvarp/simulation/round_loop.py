@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
@@ -24,31 +23,9 @@ from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.callbacks import Callback, Record, StopRun
 from fedvarp.simulation.progress import RunProgress
+from fedvarp.simulation.result import SimulationResult, Stopped
 from fedvarp.simulation.settings import Evaluation
 from fedvarp.trainers.base import ClientTrainer
-
-Stopped = Literal["rounds", "target", "callback", "interrupted"]
-
-
-@dataclass(frozen=True, eq=False)
-class SimulationResult:
-    """What a run leaves behind."""
-
-    server: Server
-    model: nn.Module  # the module that was passed in, with the final weights
-    metrics: list[Record]  # one for each round, the first for the initial model
-    stopped: Stopped  # why it ended
-
-    def final(self, name: str) -> float:
-        """The last value of a metric, such as "test_accuracy".
-
-        Raises:
-            KeyError: No round recorded it.
-        """
-        for record in reversed(self.metrics):
-            if record.get(name) is not None:
-                return float(record[name])
-        raise KeyError(f"No round recorded {name!r}.")
 
 
 @dataclass(eq=False)

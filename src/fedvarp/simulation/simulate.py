@@ -18,7 +18,7 @@ from fedvarp.errors import DivergenceWarning
 from fedvarp.runs.divergence import judged
 from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
 from fedvarp.simulation.callbacks import Callback
-from fedvarp.simulation.round_loop import SimulationResult
+from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.simulation.task import AlgorithmMaker, Task
 from fedvarp.tables.settings import Table
@@ -34,7 +34,7 @@ def simulate(
     local_sgd: LocalSGD,
     rounds: int,
     clients_per_round: int | ClientSampler,
-    algorithm: str | AlgorithmMaker | type[Aggregator] = "fedvarp",
+    algorithm: str | AlgorithmMaker | type[Aggregator] | Aggregator = "fedvarp",
     seed: int = 0,
     server_optimizer: ServerOptimizer | None = None,
     table: Table | None = None,
@@ -58,7 +58,8 @@ def simulate(
         clients_per_round: M, drawn uniformly; or a sampler, which knows its own number, who is
             online and what each client counts for (`fedvarp.clients`).
         algorithm: "fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold", the import path of
-            one of your own, its class, or a function that makes it.
+            one of your own, its class, a function that makes it from `TableSettings`, or an
+            aggregator, which is copied: the run's own is that of `result.server`.
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
         server_optimizer: The paper's ServerSGD(lr=1) unless given.
         table: Where the table of client states lives, how rows are stored, who shares one.

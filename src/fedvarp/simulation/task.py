@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +28,12 @@ from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
-from fedvarp.simulation.description import fingerprint, name_of, plain_value
+from fedvarp.simulation.content import content
+from fedvarp.simulation.description import aggregator_name, description, objects
 from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
-from fedvarp.simulation.round_loop import Simulation, SimulationResult
+from fedvarp.simulation.result import SimulationResult
+from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Evaluation, Recording
 from fedvarp.tables.settings import Table
 from fedvarp.trainers.base import ClientTrainer
@@ -51,7 +54,7 @@ class Task:
     local_sgd: LocalSGD
     rounds: int
     sampler: ClientSampler
-    algorithm: str | AlgorithmMaker | type[Aggregator]
+    algorithm: str | AlgorithmMaker | type[Aggregator] | Aggregator
     seed: int
     server_optimizer: ServerOptimizer
     table: Table
@@ -82,7 +85,14 @@ class Task:
 
     def _run(self, settings: Mapping[str, Any] | None) -> SimulationResult:
         directory = None if self.recording.out is None else RunDirectory(self.recording.out)
-        kept = dict(self.description() if settings is None else settings)
+        kept: dict[str, Any] = {}
+        given: dict[str, Any] = {}
+        if directory is not None and settings is None:
+            kept = description(self)
+        elif directory is not None and settings is not None:
+            told = objects(self)  # settings may only name a file or code: here is what is in it
+            told["local_sgd"] = content(self.local_sgd, "local_sgd")
+            kept, given = dict(settings), {"sampler": told.pop("sampler"), "given": told}
         if directory is not None:
             refuse_another_run(directory, kept, self.recording.resume)
             if directory.exists:
@@ -126,31 +136,31 @@ class Task:
             else:
                 if not directory.exists:
                     directory.create(kept)
-                what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
                 with RecordedRun(
-                    directory, simulation, what, kept, self.recording, choice.write
+                    directory, simulation, kept, given, self.recording, choice.write
                 ) as recorded:
                     result = recorded.run(self.rounds, announce=settings is None)
         for callback in self.callbacks:
             callback.on_run_end(result)
         return result
 
-    def description(self) -> dict[str, Any]:
-        """The content of everything that changes the run's figures, as TOML can hold it."""
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del parts["recording"], parts["callbacks"]
-        if isinstance(self.trainer, ClientTrainer):  # made of the same parts as the run
-            parts["trainer"] = {"name": name_of(self.trainer)}
-        return {
-            **{name: plain_value(part) for name, part in parts.items()},
-            "algorithm": self.algorithm_name,
-            "num_clients": self.dataset.num_clients,
-        }
+    @functools.cached_property
+    def table_in_memory(self) -> TableSettings:
+        """What the algorithm would need for a table in memory, which nothing is written for."""
+        parameters = (p.numel() for p in self.model.parameters() if p.requires_grad)
+        return dataclasses.replace(self.clusters_and_table(sum(parameters), None)[1], device="cpu")
+
+    @functools.cached_property
+    def fresh_aggregator(self) -> Aggregator:
+        """The aggregator over a table in memory, to see what it is before the run begins."""
+        return make_algorithm(self.algorithm, self.table_in_memory)
 
     @property
     def algorithm_name(self) -> str:
         """What the algorithm is called in tables and bars."""
-        return self.algorithm if isinstance(self.algorithm, str) else name_of(self.algorithm)
+        if isinstance(self.algorithm, str):
+            return self.algorithm
+        return aggregator_name(self.fresh_aggregator)
 
     @property
     def objective(self) -> str:
@@ -187,7 +197,7 @@ class Task:
         Returns:
             The clusters by name, and the settings of the table.
         """
-        clusters = clusters_by_name(self.table.clusters, self.table.recluster_every, self.dataset)
+        clusters = self._clusters
         on_disk = directory is not None and self.table.where == "disk"
         return clusters, TableSettings(
             num_clients=self.dataset.num_clients,
@@ -200,6 +210,11 @@ class Task:
             device=self.device,
             fsync=self.recording.fsync,
         )
+
+    @functools.cached_property
+    def _clusters(self) -> ClusterPlan:
+        """Once: to find clients with the same labels, all of them are loaded."""
+        return clusters_by_name(self.table.clusters, self.table.recluster_every, self.dataset)
 
     def _trainer(
         self, flat: FlatModel, evaluator: Evaluator, choice: _Choice, opened: contextlib.ExitStack

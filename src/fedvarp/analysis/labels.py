@@ -1,0 +1,56 @@
+"""How groups of runs are told apart in a legend: by which settings, and in which words."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fedvarp.analysis.units import in_short
+
+_LONGEST_LIST: Final = 8  # that a label writes out
+_HASH: Final = re.compile(r"\b(?:sha256 )?([0-9a-f]{8})(?:[0-9a-f]{4}){1,2}\b(?:, Python [\d.]+)?")
+
+
+def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    """Of the settings in which groups differ, those that say how: not hashes, if others suffice.
+
+    Args:
+        apart: The names of the settings in which they differ.
+        settings: Of each group.
+
+    Returns:
+        Names that tell all groups apart.
+
+    >>> mine = [{"beta": 0.3, "code": "sha256 0123456789ab"}, {"beta": 1.0, "code": "unset"}]
+    >>> telling_settings(["beta", "code"], mine)
+    ['beta']
+    """
+    values = {name: [mine.get(name) for mine in settings] for name in apart}
+    plain = [
+        name
+        for name, found in values.items()
+        if not any(isinstance(value, str) and _HASH.search(value) for value in found)
+    ]
+    told_apart = {tuple(str(mine.get(name)) for name in plain) for mine in settings}
+    return plain if len(told_apart) == len(settings) else apart
+
+
+def shown_value(value: Any) -> str:
+    """A setting's value as a label has it, short.
+
+    >>> shown_value(0.1), shown_value("sha256 0123456789ab, Python 3.11"), shown_value(None)
+    ('0.1', '#01234567', 'unset')
+    """
+    if value is None:
+        return "unset"
+    if isinstance(value, list) and len(value) > _LONGEST_LIST:
+        return f"{len(value)} entries #{zlib.crc32(str(value).encode()):08x}"
+    return in_short(value) if isinstance(value, float) else _HASH.sub(r"#\1", str(value))
+
+
+def sortable(value: Any) -> tuple[int, float, str]:
+    """A key to sort the values of a setting by: numbers by size, then texts."""
+    is_number = isinstance(value, (int, float))
+    return (0, float(value), "") if is_number else (1, 0.0, str(value))
