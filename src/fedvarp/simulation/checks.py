@@ -63,7 +63,7 @@ def refuse_impossible(task: Task) -> None:
 
 
 def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
-    """Refuses a directory that holds a run which is not this one, or is not to be resumed.
+    """Refuses a directory that holds what is no run, another run, or one not to be resumed.
 
     Args:
         directory: Where the run is to be kept.
@@ -71,9 +71,10 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
         resume: Whether to go on with what is there.
 
     Raises:
-        RunError: It holds such a run.
+        RunError: It holds something of the kind.
     """
     if not directory.exists:
+        directory.refuse_if_taken()
         return
     if resume:
         refuse_other_settings(directory, settings)

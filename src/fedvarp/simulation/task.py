@@ -91,6 +91,11 @@ class Task:
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)
+            what = ""
+            if directory is not None:
+                what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
+                if not directory.exists:  # nothing is written before all the above has worked
+                    opened.enter_context(directory.begun(kept))
             aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
@@ -113,9 +118,6 @@ class Task:
             if directory is None:
                 result = simulation.run(self.rounds, self.recording.progress)
             else:
-                if not directory.exists:
-                    directory.create(kept)
-                what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
                 with RecordedRun(
                     directory, simulation, what, kept, self.recording, choice.write
                 ) as recorded:
