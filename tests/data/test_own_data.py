@@ -43,7 +43,8 @@ def test_tensors() -> None:
     assert data.num_examples is not None
     assert data.num_examples.tolist() == [3, 5]
     assert data.client(1)[0].equal(torch.ones(5, 2))
-    assert data.test is clients[0]
+    assert data.test is not None
+    assert data.test[0] is clients[0][0]  # a tensor is not copied
     assert data.cluster_names == ["all"]
 
 

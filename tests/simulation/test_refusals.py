@@ -116,3 +116,136 @@ def test_a_run_killed_before_its_first_round_is_begun_anew(tmp_path: Path) -> No
     for file in (tmp_path / "checkpoint").iterdir():
         file.unlink()
     assert run(recording=Recording(out=tmp_path, resume=True)).server.round == 3
+
+
+# What could only fail later
+
+
+def short_trace(after_end: Any = "error", clients: Any = (0, 1)) -> UniformSampler:
+    return UniformSampler(NUM_CLIENTS, 2, 0, Trace(dict.fromkeys(range(50), clients), after_end))
+
+
+def test_a_trace_shorter_than_the_run_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has 50 rounds.*rounds=51.*at most 50.*repeat"):
+        run(clients_per_round=short_trace(), rounds=51, recording=tmp_path)
+    assert listing(tmp_path) == []
+    assert run(clients_per_round=short_trace(), rounds=50).server.round == 50  # as it says
+    assert run(clients_per_round=short_trace("repeat"), rounds=51).server.round == 51
+
+
+def test_a_trace_of_another_federation_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has clients 0 to 7.*federation has 0 to 3"):
+        run(clients_per_round=short_trace(clients=(0, 7)), recording=tmp_path)
+    assert listing(tmp_path) == []
+
+
+def test_a_resumed_run_cannot_outlast_its_trace(tmp_path: Path) -> None:
+    run(clients_per_round=short_trace(), rounds=2, recording=tmp_path)
+    again = Recording(out=tmp_path, resume=True)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"at most 50"):
+        run(clients_per_round=short_trace(), rounds=60, recording=again)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert run(clients_per_round=short_trace(), rounds=50, recording=again).server.round == 50
+
+
+class Fixed:
+    """A sampler of somebody's own."""
+
+    def __init__(self, clients: Any) -> None:
+        self.clients = clients
+
+    def cohort(self, round: int) -> Any:
+        if not isinstance(self.clients, list):
+            return self.clients
+        return Cohort(torch.tensor(self.clients), torch.ones(len(self.clients), dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([1, 1, 2], r"\[1, 1, 2\].*once"),
+        ([0, 4], r"[Cc]lient 4 .*0 … 3"),
+        ([-1], "[Cc]lient -1"),
+        (None, "NoneType.*Cohort"),
+        (torch.tensor([0, 1]), "Tensor.*Cohort"),
+    ],
+)
+def test_a_cohort_that_cannot_be_is_refused_and_its_sampler_named(
+    clients: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"Fixed\.cohort\(0\).*{message}"):
+        run(clients_per_round=Fixed(clients), recording=tmp_path)
+    assert listing(tmp_path) == []
+
+
+def test_resume_needs_a_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"resume=True.*Recording\(out="):
+        run(recording=Recording(resume=True))
+
+
+def test_far_more_threads_than_cores_are_refused() -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match=r"threads=1000.*cores.*Choose 1 to"):
+        run(trainer=Trainer(threads=1000))
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("left_out", "why"), [("test", "no test examples"), ("num_classes", "num_classes=")]
+)
+def test_a_target_that_has_no_accuracy_says_why(left_out: str, why: str) -> None:
+    x, y = torch.zeros(2, 3), torch.tensor([0, 1])
+    about = {"test": (x, y), "num_classes": 2}
+    del about[left_out]
+    with pytest.raises(ValueError, match=f"target_accuracy=0.5 .* no accuracy.*{why}"):
+        run(
+            from_tensors([(x, y)] * NUM_CLIENTS, **about),  # type: ignore[arg-type]
+            evaluation=fedvarp.Evaluation(target_accuracy=0.5),
+        )
+
+
+# What is taken though it is no tensor
+
+
+class Somewhere:
+    """A path that is neither a text nor a Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_arrays_and_lists_stand_for_tensors(tmp_path: Path) -> None:
+    x, y = np.linspace(0, 1, 18).reshape(6, 3), np.arange(6, dtype=np.int32) % 2
+    of_tensors, of_arrays, of_lists = (
+        from_tensors(
+            [(kind(x + i), kind(y)) for i in range(NUM_CLIENTS)],
+            cluster_of=kind(np.array([0, 0, 1, 1])),
+            test=(kind(x), kind(y)),
+            num_classes=2,
+        )
+        for kind in (
+            lambda a: torch.tensor(a.tolist()),
+            lambda a: a,
+            lambda a: a.tolist(),
+        )
+    )
+    models = []
+    for dataset in (of_tensors, of_arrays, of_lists):
+        assert dataset.fingerprint() == of_tensors.fingerprint()
+        model = LogisticRegression(3, 2)
+        torch.manual_seed(0)
+        model.load_state_dict({n: torch.zeros_like(p) for n, p in model.state_dict().items()})
+        run(dataset, model=model, algorithm="cluster_fedvarp")
+        models.append(model.state_dict())
+    for other in models[1:]:
+        assert all(torch.equal(models[0][name], other[name]) for name in other)
+
+
+def test_any_path_will_do(tmp_path: Path) -> None:
+    assert Recording(out=Somewhere(tmp_path)).out == str(tmp_path)  # type: ignore[arg-type]
+    run(recording=Somewhere(tmp_path / "run"))
+    assert os.path.exists(tmp_path / "run" / "config.toml")

@@ -249,23 +249,44 @@ class Trace:
                 clients.setdefault(int(fields[1]), []).extend([int(fields[2])] if fields[2] else [])
         return cls(clients, after_end)
 
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds it covers."""
+        return max(self.clients) + 1
+
+    def refuse_clients_beyond(self, num_clients: int) -> None:
+        """Refuses a trace of a larger federation.
+
+        Args:
+            num_clients: N.
+
+        Raises:
+            ValueError: A round names a client that there is not.
+        """
+        for round, clients in self.clients.items():
+            self._checked(clients, round, num_clients)
+
     def online(self, seed: int, round: int, num_clients: int) -> Tensor:
         """See `Availability.online`; a trace has no use for the seed."""
         check_round(round)
-        num_rounds = max(self.clients) + 1
-        if round >= num_rounds and self.after_end == "error":
+        if round >= self.num_rounds and self.after_end == "error":
             raise ValueError(
-                f"Round {round} lies beyond the availability trace, which has {num_rounds} "
+                f"Round {round} lies beyond the availability trace, which has {self.num_rounds} "
                 'rounds. Run fewer rounds, or start the trace again with after_end="repeat".'
             )
-        clients = torch.as_tensor(self.clients.get(round % num_rounds, ()), dtype=torch.int64)
+        within = round % self.num_rounds
+        clients = self._checked(self.clients.get(within, ()), within, num_clients)
+        return torch.zeros(num_clients, dtype=torch.bool).index_fill_(0, clients, True)
+
+    def _checked(self, given: Sequence[int] | Tensor, round: int, num_clients: int) -> Tensor:
+        clients = torch.as_tensor(given, dtype=torch.int64)
         if ((clients < 0) | (clients >= num_clients)).any():
             raise ValueError(
                 f"The availability trace has clients {int(clients.min())} to {int(clients.max())} "
-                f"in round {round % num_rounds}, but this federation has 0 to {num_clients - 1}. "
+                f"in round {round}, but this federation has 0 to {num_clients - 1}. "
                 "Number the trace's clients from 0, or raise num_clients."
             )
-        return torch.zeros(num_clients, dtype=torch.bool).index_fill_(0, clients, True)
+        return clients
 
 
 def probabilities(name: str, value: Probability, num_clients: int | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Cohort:
         return Cohort(self.clients[self.answers], self.answers[self.answers], weights)
 
 
+@runtime_checkable
 class ClientSampler(Protocol):
     """Chooses the cohort of a round.
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, cast
@@ -50,16 +51,16 @@ def from_tensors(
         ValueError: What is said of the clients does not fit together, or one has no examples.
         DataError: A pair is none of two tensors with one row an example.
     """
-    data = FederatedDataset(
-        load=tuple(clients).__getitem__,
-        num_clients=len(clients),
-        num_examples=torch.tensor([len(x) for x, _ in clients], dtype=torch.int64),
+    # They are here already, so a bad one is refused now and not in round 700, and nobody converts
+    # an array twice.
+    pairs = FederatedDataset(load=tuple(clients).__getitem__, num_clients=len(clients), **about)
+    whole = tuple(pairs.client(i) for i in range(pairs.num_clients))
+    return dataclasses.replace(
+        pairs,
+        load=whole.__getitem__,
+        num_examples=torch.tensor([len(x) for x, _ in whole], dtype=torch.int64),
         test=test,
-        **about,
     )
-    for i in range(data.num_clients):
-        data.client(i)  # they are here already, so a bad one is refused now and not in round 700
-    return data
 
 
 def from_partition(

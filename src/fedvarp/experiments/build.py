@@ -36,6 +36,7 @@ from fedvarp.processes import keep_freed_memory
 from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
+from fedvarp.simulation.checks import refuse_too_many_threads
 from fedvarp.simulation.round_loop import SimulationResult
 from fedvarp.simulation.task import Task
 
@@ -127,9 +128,10 @@ def build(settings: Settings, data_dir: DataFolder = None) -> Experiment:
         DataError: The data is not there, or is damaged.
     """
     _refuse_absent_device(settings.trainer.device)
-    torch.set_num_threads(settings.trainer.threads or 1)
     keep_freed_memory()
     try:
+        refuse_too_many_threads(settings.trainer.threads)
+        torch.set_num_threads(settings.trainer.threads or 1)
         dataset = _dataset(settings, data_dir)
         model = initialised(lambda: MODELS.make(settings.model, dataset=dataset), settings.seed)
         own_loss = getattr(model, "loss", cross_entropy)

@@ -17,9 +17,11 @@ from fedvarp.analysis.runs import AnyPath
 from fedvarp.analysis.styles import CAUSES
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.templating import fixed_part, render
+from fedvarp.runs.errors import RunError
 from fedvarp.runs.whole_files import write_whole
 from fedvarp.version import __version__
 
+_ENDINGS: Final = (".html", ".htm")
 _MOST_REFUSALS: Final = 100
 _LONGEST_LIST: Final = 20  # entries of a setting
 _SVG_DASHES: Final = {
@@ -58,7 +60,7 @@ def write_report(
 
     Args:
         paths: Run directories, or directories that hold some.
-        out: The file.
+        out: The file, an .html one.
         title: Its headline.
         target: The test accuracy to count rounds to, as for `fedvarp.analysis.compare`.
         target_loss: A loss to count rounds to.
@@ -69,9 +71,13 @@ def write_report(
         The file.
 
     Raises:
-        RunError: There is no run, the runs are of different tasks, or a file of theirs is damaged.
+        RunError: There is no run, the runs are of different tasks, a file of theirs is damaged, or
+            the page's name does not end in .html.
         ImportError: plotly is not installed.
     """
+    file = Path(out)
+    if file.suffix.lower() not in _ENDINGS:
+        raise RunError(f"{file} does not end in .html, as a page that browsers open does.")
     comparison = compare(
         paths,
         target=target,
@@ -80,7 +86,6 @@ def write_report(
         allow_different=allow_different,
     )
     text = page(comparison, title)
-    file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, text)
     return file
