@@ -12,10 +12,11 @@ ValueError: cluster_of has shape (3, 1); it must have shape (3,), one whole numb
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 
@@ -130,6 +131,10 @@ def as_tensor(name: str, given: Any) -> Tensor:
         ) from error
 
 
+Weights = Annotated[Tensor, BeforeValidator(lambda given: weights("client_weights", given))]
+"""(N,), one for each client; lists and NumPy arrays are taken too."""
+
+
 def _one_for_each(name: str, given: Any, length: int | None, what: str) -> Tensor:
     numbers = as_tensor(name, given)
     wanted = f"({'n' if length is None else length},)"
@@ -144,5 +149,3 @@ def _one_for_each(name: str, given: Any, length: int | None, what: str) -> Tenso
 
 def _dtype(numbers: Tensor) -> str:
     return str(numbers.dtype).removeprefix("torch.")
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def listing(folder: Path) -> list[str]:
 
 def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("a stranger's\n")
-    for recording in (tmp_path, Recording(out=tmp_path, resume=True)):
+    for recording in (tmp_path, Recording(out=str(tmp_path), resume=True)):
         with pytest.raises(RunError, match=r"no run, but holds metrics\.jsonl.*new or empty"):
             run(recording=recording)
     assert listing(tmp_path) == ["metrics.jsonl"]
@@ -104,7 +103,7 @@ def test_rounds_that_were_trained_stay(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="pulled out"):
         run(recording=tmp_path, callbacks=[Fails()])
-    result = run(recording=Recording(out=tmp_path, resume=True))
+    result = run(recording=Recording(out=str(tmp_path), resume=True))
     assert [record["round"] for record in result.metrics] == [0, 1, 2, 3]
 
 
@@ -115,7 +114,7 @@ def test_a_run_killed_before_its_first_round_is_begun_anew(tmp_path: Path) -> No
             file.unlink()
     for file in (tmp_path / "checkpoint").iterdir():
         file.unlink()
-    assert run(recording=Recording(out=tmp_path, resume=True)).server.round == 3
+    assert run(recording=Recording(out=str(tmp_path), resume=True)).server.round == 3
 
 
 # What could only fail later
@@ -141,7 +140,7 @@ def test_a_trace_of_another_federation_is_refused_at_the_start(tmp_path: Path) -
 
 def test_a_resumed_run_cannot_outlast_its_trace(tmp_path: Path) -> None:
     run(clients_per_round=short_trace(), rounds=2, recording=tmp_path)
-    again = Recording(out=tmp_path, resume=True)
+    again = Recording(out=str(tmp_path), resume=True)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(ValueError, match=r"at most 50"):
         run(clients_per_round=short_trace(), rounds=60, recording=again)
@@ -248,4 +247,4 @@ def test_arrays_and_lists_stand_for_tensors(tmp_path: Path) -> None:
 def test_any_path_will_do(tmp_path: Path) -> None:
     assert Recording(out=Somewhere(tmp_path)).out == str(tmp_path)  # type: ignore[arg-type]
     run(recording=Somewhere(tmp_path / "run"))
-    assert os.path.exists(tmp_path / "run" / "config.toml")
+    assert (tmp_path / "run" / "config.toml").exists()

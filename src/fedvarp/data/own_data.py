@@ -15,13 +15,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, cast
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import torch
+from pydantic import BeforeValidator, InstanceOf, SkipValidation
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from fedvarp import tensors
 from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
+from fedvarp.settings.checked import checked
+
+Rows = Annotated[Tensor, BeforeValidator(tensors.examples)]
+"""One row for each example; lists and NumPy arrays are taken too."""
 
 
 class About(TypedDict, total=False):
@@ -34,8 +40,12 @@ class About(TypedDict, total=False):
     num_classes: int | None
 
 
+@checked
 def from_tensors(
-    clients: Sequence[Examples], *, test: Examples | None = None, **about: Unpack[About]
+    clients: InstanceOf[Sequence[Examples]],
+    *,
+    test: Annotated[Examples | None, SkipValidation] = None,
+    **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of pairs of tensors that are held in memory.
 
@@ -63,13 +73,14 @@ def from_tensors(
     )
 
 
+@checked
 def from_partition(
-    x: Tensor,
-    y: Tensor,
-    partition: Sequence[Tensor],
+    x: Rows,
+    y: Rows,
+    partition: InstanceOf[Sequence[Tensor]],
     *,
     prepare: Callable[[Tensor], Tensor] | None = None,
-    test: Examples | None = None,
+    test: Annotated[Examples | None, SkipValidation] = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of the rows of two big tensors.
@@ -101,11 +112,12 @@ def from_partition(
     )
 
 
+@checked
 def from_indices(
-    dataset: Dataset[Any],
-    indices: Sequence[Sequence[int] | Tensor],
+    dataset: Annotated[Dataset[Any], SkipValidation],
+    indices: InstanceOf[Sequence[Sequence[int] | Tensor]],
     *,
-    test: Examples | None = None,
+    test: Annotated[Examples | None, SkipValidation] = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of the items of a map-style torch data set of (input, target) pairs.
@@ -176,7 +188,7 @@ class _IndexLists:
 
     @classmethod
     def checked(cls, lists: Sequence[Sequence[int] | Tensor], size: int) -> _IndexLists:
-        own = [torch.as_tensor(indices, dtype=torch.int64) for indices in lists]
+        own = [_indices(indices, client) for client, indices in enumerate(lists)]
         lengths = torch.tensor([len(indices) for indices in own], dtype=torch.int64)
         flat = torch.cat([*own, torch.empty(0, dtype=torch.int64)])
         outside = ((flat < 0) | (flat >= size)).nonzero().flatten()
@@ -191,6 +203,12 @@ class _IndexLists:
     def __getitem__(self, i: int) -> Tensor:
         start = int(self.starts[i])
         return self.flat[start : start + int(self.lengths[i])]
+
+
+def _indices(given: Sequence[int] | Tensor, client: int) -> Tensor:
+    if len(given) == 0:  # refused later, together with all other clients that have none
+        return torch.empty(0, dtype=torch.int64)
+    return tensors.whole_numbers(f"What client {client} is given", given, of_what="example")
 
 
 @dataclass(frozen=True, eq=False)

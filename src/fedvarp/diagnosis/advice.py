@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
+from pydantic import InstanceOf
+
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.settings.checked import checked
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.measurements import CurvePoint
@@ -24,8 +27,9 @@ WORDS: Final = {
 """The causes of an error, as sentences name them."""
 
 
+@checked
 def advise(
-    found: Diagnosis, *, keep: float = KEEP, memory_budget: float | None = None
+    found: InstanceOf[Diagnosis], *, keep: float = KEEP, memory_budget: float | None = None
 ) -> list[str]:
     """Says what dominates, what to do next, and what that rests on.
 

@@ -19,6 +19,8 @@ from fedvarp.experiments.files import load_settings, settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.progress import counted
 from fedvarp.theory.measurements import cluster_curve
@@ -26,11 +28,12 @@ from fedvarp.theory.measuring import measure
 from fedvarp.theory.step_errors import measure_updates
 
 
+@checked
 def diagnose(
     source: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     *,
-    sample: int | None = None,
+    sample: Count | None = None,
     updates: bool = True,
     data_dir: DataFolder = None,
     progress: bool | None = None,

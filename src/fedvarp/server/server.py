@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
+from pydantic import InstanceOf
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.settings.checked import checked
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 _LARGEST_STEP: Final = 1e30
@@ -78,6 +80,7 @@ class Server:
     tensor([-1.,  0.])
     """
 
+    @checked
     def __init__(self, w: Tensor, aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
         if w.ndim != 1 or not w.is_floating_point() or not bool(w.isfinite().all()):
             raise ValueError(
@@ -117,8 +120,9 @@ class Server:
             corrections=self.aggregator.corrections(clients),
         )
 
+    @checked
     @torch.no_grad()
-    def receive(self, updates: RoundUpdates) -> RoundReport:
+    def receive(self, updates: InstanceOf[RoundUpdates]) -> RoundReport:
         """One round: v from the updates, then a step of w.
 
         A reply that cannot be used costs nothing but itself; it is as if that client had never

@@ -12,7 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 def _as_python(value: Any) -> Any:
     """NumPy's whole numbers as Python's; all else as it is."""
-    return int(value) if isinstance(value, numbers.Integral) and type(value) is not bool else value
+    return (
+        int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+    )
 
 
 def _as_text(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -45,7 +46,28 @@ def checked(target: Checked) -> Checked:
     if isinstance(target, type):
         target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
         return target
-    return _checked(target, target.__qualname__.removesuffix(".__init__"))
+    wrapped: Checked = _checked(target, target.__qualname__.removesuffix(".__init__"))
+    return wrapped
+
+
+def check_fields(instance: Any) -> None:
+    """Checks the fields of a dataclass against their annotations, those of subclasses too.
+
+    Args:
+        instance: To be called with ``self`` in ``__post_init__``.
+
+    Raises:
+        SettingsError: A field is out of bounds.
+    """
+    for name, (adapter, hint) in _field_adapters(type(instance)).items():
+        _validated(adapter, hint, type(instance).__name__, name, getattr(instance, name))
+
+
+@functools.cache
+def _field_adapters(kind: Any) -> dict[str, tuple[TypeAdapter[Any], Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    return {name: (_adapter(hints[name]), hints[name]) for name in names}
 
 
 def _checked(function: Any, title: str) -> Any:
@@ -64,17 +86,21 @@ def _checked(function: Any, title: str) -> Any:
         except TypeError as error:
             raise SettingsError(f"{title}: {_misfit(error, signature, kwargs)}") from None
         for name, value in bound.arguments.items():
-            if name not in adapters:
-                continue
-            try:
-                bound.arguments[name] = adapters[name].validate_python(value)
-            except ValidationError as error:
-                reasons = " or ".join(dict.fromkeys(map(in_plain_words, error.errors())))
-                said = f"{title}: {name} = {shown(value)} {reasons}{_example(hints[name])}"
-                raise SettingsError(f"{said.removesuffix('.')}.") from error
+            if name in adapters:
+                right = _validated(adapters[name], hints[name], title, name, value)
+                bound.arguments[name] = right
         return function(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _validated(
+    adapter: TypeAdapter[Any], hint: Any, title: str, name: str, value: object
+) -> object:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise SettingsError(f"{title}: {_problem(name, value, error)}{_example(hint)}.") from error
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
@@ -82,6 +108,14 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint, config=_CONFIG)
     except PydanticUserError:  # a section has its own configuration, and it is the same
         return TypeAdapter(hint)
+
+
+def _problem(name: str, value: object, error: ValidationError) -> str:
+    for details in error.errors():
+        if details["type"] == "value_error":  # the whole sentence of a validator of ours
+            return str(details["ctx"]["error"]).removesuffix(".")
+    reasons = " or ".join(dict.fromkeys(map(in_plain_words, error.errors())))
+    return f"{name} = {shown(value)} {reasons}"
 
 
 def _misfit(error: TypeError, signature: inspect.Signature, given: dict[str, Any]) -> str:

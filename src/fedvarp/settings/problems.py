@@ -102,7 +102,6 @@ def in_plain_words(details: Any) -> str:
     """What pydantic says of a value, as the end of a sentence: "should be at least 1"."""
     message: str = details["msg"]
     for pydantic_says, we_say in (
-        ("Value error, ", ""),
         ("Input should be", "should be"),
         ("a valid dictionary or instance of ", "a "),
         ("an instance of ", "a "),

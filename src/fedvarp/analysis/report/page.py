@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +13,14 @@ from fedvarp.analysis.comparison_tables import explanations, tables
 from fedvarp.analysis.groups import Group, common_settings, setting_differences
 from fedvarp.analysis.report.charts import all_charts, group_styles, x_axes
 from fedvarp.analysis.report.diagnosed import read_diagnoses
-from fedvarp.analysis.runs import AnyPath
+from fedvarp.analysis.runs import Paths
 from fedvarp.analysis.styles import CAUSES
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.templating import fixed_part, render
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.whole_files import write_whole
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.version import __version__
 
 _ENDINGS: Final = (".html", ".htm")
@@ -43,14 +45,15 @@ _SVG_MARKERS: Final = {
 }
 
 
+@checked
 def write_report(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     out: str | os.PathLike[str],
     *,
     title: str = "Federated learning runs",
     target: float | None = None,
     target_loss: float | None = None,
-    smooth: int = DEFAULT_SMOOTH,
+    smooth: Count = DEFAULT_SMOOTH,
     allow_different: bool = False,
 ) -> Path:
     """Writes the page about some runs, whole or not at all.
