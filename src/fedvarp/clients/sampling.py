@@ -315,7 +315,7 @@ def _online(availability: Availability, seed: int, round: int, num_clients: int)
 
 
 def _check_size(clients_per_round: int, num_clients: int) -> None:
-    if not 1 <= clients_per_round <= num_clients:
+    if clients_per_round > num_clients:
         raise ValueError(
             f"Cannot choose {clients_per_round} of {num_clients} clients without replacement. "
             f"Set clients_per_round between 1 and {num_clients}."

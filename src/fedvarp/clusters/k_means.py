@@ -38,7 +38,7 @@ def k_means(points: Tensor, num_clusters: Count, seed: Seed = 0) -> Tensor:
         ValueError: Unless 1 ≤ K ≤ n.
     """
     n, K = len(points), num_clusters
-    if not 1 <= K <= n:
+    if n < K:
         raise ValueError(f"{n} clients cannot form {K} clusters: choose from 1 to {n}.")
     if n == K:
         return torch.arange(n)

@@ -58,8 +58,8 @@ def from_tensors(
         The clients in the order given.
 
     Raises:
-        ValueError: What is said of the clients does not fit together, or one has no examples.
-        DataError: A pair is none of two tensors with one row an example.
+        ValueError: What is said of the clients does not fit together.
+        DataError: A pair is none of two tensors with one row an example, or has no examples.
     """
     # They are here already, so a bad one is refused now and not in round 700, and nobody converts
     # an array twice.
