@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedvarp.randomness import stream
-from fedvarp.settings.bounds import Count
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
 
 if TYPE_CHECKING:
     from fedvarp.data.federated_dataset import FederatedDataset
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def initialised(factory: Callable[[], Module], seed: int) -> Module:
+@checked
+def initialised(factory: Callable[[], Module], seed: Seed) -> Module:
     """Builds a model whose initial weights depend on the seed alone.
 
     Layers draw their weights from torch's global generator; it is lent to them in a state keyed by
@@ -48,7 +50,8 @@ class LeNet5(nn.Module):
         classes: How many labels there are.
     """
 
-    def __init__(self, classes: int = 10) -> None:
+    @checked
+    def __init__(self, classes: Count = 10) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
@@ -78,7 +81,8 @@ class ResNet18(nn.Module):
         groups: Into how many groups GroupNorm divides the channels of each layer.
     """
 
-    def __init__(self, classes: int = 10, groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2) -> None:
+    @checked
+    def __init__(self, classes: Count = 10, groups: Literal[1, 2, 4, 8, 16, 32, 64] = 2) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(groups, 64)
@@ -132,7 +136,8 @@ class CharGRU(nn.Module):
         hidden: How many numbers the GRU remembers.
     """
 
-    def __init__(self, vocabulary: int = 80, embedding: Count = 8, hidden: Count = 128) -> None:
+    @checked
+    def __init__(self, vocabulary: Count = 80, embedding: Count = 8, hidden: Count = 128) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.gru = nn.GRU(embedding, hidden, batch_first=True)
@@ -153,7 +158,8 @@ class LogisticRegression(nn.Module):
         classes: How many labels there are.
     """
 
-    def __init__(self, features: int, classes: int) -> None:
+    @checked
+    def __init__(self, features: Count, classes: Count) -> None:
         super().__init__()
         self.linear = nn.Linear(features, classes)
 
@@ -177,7 +183,8 @@ class Quadratic(nn.Module):
         dim: How many numbers w has.
     """
 
-    def __init__(self, dim: int) -> None:
+    @checked
+    def __init__(self, dim: Count) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(dim))
 

@@ -83,7 +83,7 @@ def test_different_tasks_need_to_be_allowed(tmp_path: Path) -> None:
     for command in (
         ("compare",),
         ("plot", "--out", tmp_path / "x.png"),
-        ("report", "--out", tmp_path / "x"),
+        ("report", "--out", tmp_path / "x.html"),
     ):
         with pytest.raises(RunError, match="different tasks"):
             type_(*command, one, other)

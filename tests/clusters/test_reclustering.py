@@ -73,7 +73,7 @@ def test_rows_move_with_the_clients(
 def test_clusters_that_do_not_fit_are_refused_and_nothing_changes() -> None:
     table = ClusteredTable(torch.tensor([0, 1, 0]), registry.rows_in("memory", Path(), 2, 3, "float32"))  # fmt: skip # noqa: E501
     table.put(torch.arange(3), torch.ones(3, 3))
-    for wrong, what in (([0, 1], "2 clusters for 3 clients"), ([0, 1, 2], "the table has 2 rows")):
+    for wrong, what in (([0, 1], r"shape \(2,\).*\(3,\)"), ([0, 1, 2], "the table has 2 rows")):
         with pytest.raises(ValueError, match=what):
             table.recluster(torch.tensor(wrong))
     assert table.cluster_of.tolist() == [0, 1, 0]
@@ -83,8 +83,8 @@ def test_clusters_that_do_not_fit_are_refused_and_nothing_changes() -> None:
 def run(rounds: int, out: Path | None = None, **changes: Any) -> SimulationResult:
     given: dict[str, Any] = {
         "local_sgd": SGD, "clients_per_round": 4, "algorithm": "cluster_fedvarp", "seed": 3,
-        "clusters": "auto:5", "recluster_every": 3, "out": out, "resume": True, "fsync": False,
-        "evaluate_every": 100, "num_train_clients": 0,
+        "clusters": "auto:5", "recluster_every": 3, "out": out, "resume": out is not None,
+        "fsync": False, "evaluate_every": 100, "num_train_clients": 0,
     }  # fmt: skip
     return simulate(quadratics(20, 10), Quadratic(10), quadratic_loss, rounds=rounds, **(given | changes))  # fmt: skip # noqa: E501
 

@@ -150,7 +150,7 @@ def test_clusters_by_main_labels() -> None:
     most = clusters_by_labels(labels, parts, coverage=0.8)  # 5 of 6 are needed
     assert most.label_sets == [(5,), (0, 1), (0, 2)]
     assert most.cluster_of.tolist() == [1, 2, 0]
-    with pytest.raises(ValueError, match=r"coverage=0: .*\(0, 1\]"):
+    with pytest.raises(ValueError, match=r"coverage = 0 .*greater than 0"):
         clusters_by_labels(labels, parts, coverage=0)
 
 
@@ -169,23 +169,23 @@ def test_shards_that_do_not_divide_name_the_numbers_that_do() -> None:
         assert len(shards(labels, num_clients=num_clients)) == num_clients
     with pytest.raises(ValueError, match=r"No number of clients works with 2 .* Leave out 1 "):
         shards(labels[:7], num_clients=3)
-    with pytest.raises(ValueError, match="at least one shard"):
+    with pytest.raises(ValueError, match=r"shards_per_client = 0 .*at least 1"):
         shards(labels, num_clients=5, shards_per_client=0)
 
 
 def test_impossible_requests_are_explained() -> None:
     labels = torch.arange(10)
-    for num_clients in (0, 11):
-        with pytest.raises(ValueError, match=rf"10 examples .* {num_clients} clients: .* 1 to 10"):
+    for num_clients, why in ((0, "at least 1"), (11, "10 examples .* 11 clients: .* 1 to 10")):
+        with pytest.raises(ValueError, match=why):
             iid(labels, num_clients=num_clients)
-        with pytest.raises(ValueError, match="every client needs at least one"):
+        with pytest.raises(ValueError, match=why):
             dirichlet(labels, num_clients=num_clients, alpha=1)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="positive number"):
+        with pytest.raises(ValueError, match=r"alpha = .*(greater|finite)"):
             dirichlet(labels, num_clients=2, alpha=alpha)
-    with pytest.raises(ValueError, match="one integer an example"):
-        iid(labels.float(), num_clients=2)
-    with pytest.raises(ValueError, match="Unknown partition 'random'"):
+    with pytest.raises(ValueError, match=r"labels holds 0.5.*whole"):
+        iid(labels + 0.5, num_clients=2)
+    with pytest.raises(ValueError, match="how = 'random'"):
         split(
             labels,
             "random",  # type: ignore[arg-type]

@@ -82,7 +82,9 @@ def test_clusters_respect_the_share_and_the_budget(found: Diagnosis) -> None:
     with pytest.raises(ValueError, match=r"keep=1\.2 must be above 0"):
         advise(found, keep=1.2)
     for budget in (-1.0, 0.0, float("nan")):
-        with pytest.raises(ValueError, match="holds nothing: give more than 0"):
+        with pytest.raises(
+            ValueError, match=r"holds nothing: give more than 0|memory_budget = nan"
+        ):
             advise(found, memory_budget=budget)
 
 

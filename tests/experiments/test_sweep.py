@@ -310,7 +310,7 @@ def test_without_accuracy_the_lowest_loss_decides_and_null_is_the_worst() -> Non
 
 def test_a_run_that_learned_nothing_is_marked_and_never_best() -> None:
     """Its figure is the highest: a lucky accuracy of a model that no reply has moved."""
-    stuck = [{"round": 0, "test_accuracy": 0.3}]
+    stuck: list[dict[str, object]] = [{"round": 0, "test_accuracy": 0.3}]
     stuck += [{"round": 1, "clients": [], "refused": {"2": "not finite"}, "test_accuracy": 0.3}]
     chosen = result(
         swept("a", 10.0, [], metrics=stuck),

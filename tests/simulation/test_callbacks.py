@@ -156,7 +156,7 @@ def test_the_end_of_a_resumed_run_shows_all_of_it(tmp_path: Path) -> None:
 
 
 def test_what_is_no_callback_is_refused_before_the_first_round() -> None:
-    with pytest.raises(ValueError, match=r"no callback.*OnRoundEnd"):
+    with pytest.raises(ValueError, match=r"callbacks = .*Callback.*OnRoundEnd"):
         fedvarp.simulate(
             dataset(),
             seeded(linear),

@@ -27,7 +27,7 @@ def test_each_cluster_gets_its_own_rows() -> None:
 
 
 def test_weights_of_another_number_of_clients_are_refused() -> None:
-    with pytest.raises(ValueError, match="one weight a client"):
+    with pytest.raises(ValueError, match=r"client_weights.*one number for each client"):
         ClusteredTable(torch.tensor([0, 1]), MemoryTable(2, D), torch.ones(3))
 
 

@@ -121,8 +121,8 @@ def test_variances_are_no_matter_of_the_conditions() -> None:
     ("algorithm", "rates", "said"),
     [
         ("mifa", RATES, "no bound for MIFA"),
-        ("fedavg", {"client_lr": 0.0}, "client_lr=0.0.*above 0"),
-        ("fedavg", {"client_lr": C, "server_lr": 0.0}, "server.lr=0.0.*above 0"),
+        ("fedavg", {"client_lr": 0.0}, "client_lr = 0.0.*greater than 0"),
+        ("fedavg", {"client_lr": C, "server_lr": 0.0}, "server_lr = 0.0.*greater than 0"),
     ],
 )
 def test_refusals(algorithm: str, rates: dict[str, float], said: str) -> None:
@@ -202,5 +202,5 @@ class TestCorollaries:
         assert not all(c.met for c in too_few.conditions)
 
     def test_no_rounds_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"rounds=0.*above 0"):
+        with pytest.raises(ValueError, match=r"rounds = 0.*at least 1"):
             corollary("fedavg", SOME, rounds=0)

@@ -97,19 +97,19 @@ def test_sampling_variance_by_counting() -> None:
 
 @pytest.mark.parametrize("size", [0, 7])
 def test_a_cluster_has_some_clients(size: int) -> None:
-    with pytest.raises(ValueError, match=f"cluster_size={size}: .* at most all 6"):
+    with pytest.raises(ValueError, match=f"cluster_size ?= ?{size}.* at (least 1|most all 6)"):
         chance_of_absence(6, 2, size)
 
 
 @pytest.mark.parametrize("cohort", [0, 7])
 def test_a_cohort_has_some_clients(cohort: int) -> None:
-    with pytest.raises(ValueError, match=f"clients_per_round={cohort} of num_clients=6"):
+    with pytest.raises(ValueError, match=f"clients_per_round ?= ?{cohort}"):
         chance_of_absence(6, cohort)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=f"clients_per_round ?= ?{cohort}.* at least"):
         sampling_variance(6, cohort)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=f"clients_per_round ?= ?{cohort}.* at least"):
         Staleness.of_clients(6, cohort)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match=f"clients_per_round ?= ?{cohort}.* at least"):
         Staleness.of_clusters([3, 3], cohort)
 
 

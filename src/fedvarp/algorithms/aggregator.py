@@ -10,6 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.settings.checked import check_fields
 from fedvarp.tables.base import ClientTable
 
 
@@ -126,6 +127,9 @@ class LatestUpdates(Aggregator):
     beta: ClassVar[float] = 1.0
 
     y: ClientTable
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def without_replies(self) -> Tensor:
         """β·ȳ: a sum over nobody adds nothing to it."""

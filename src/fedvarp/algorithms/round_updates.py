@@ -175,17 +175,23 @@ class RoundUpdates:
             ValueError: A shape or dtype does not fit, a client is repeated, a weight is not finite,
                 or the scale is not positive.
         """
-        size = self.clients.shape[0] if self.clients.ndim == 1 else -1
         parts = {
             "clients": self.clients,
             "num_steps": self.num_steps,
             "num_examples": self.num_examples,
         }
+        tensors = parts | {"deltas": self.deltas, "weights": self.weights}
+        for name, part in tensors.items():
+            if part is not None and not isinstance(part, Tensor):
+                raise ValueError(f"RoundUpdates.{name} is a {type(part).__name__}, not a tensor.")
+        size = self.clients.numel()
         for name, part in parts.items():
-            if part.dtype != torch.int64 or tuple(part.shape) != (size,):
+            if part.dtype != torch.int64:
+                raise ValueError(f"RoundUpdates.{name} is {part.dtype}; it must be int64.")
+            if tuple(part.shape) != (size,):
                 raise ValueError(
-                    f"RoundUpdates.{name} is {part.dtype} of shape {tuple(part.shape)}; "
-                    f"it must be int64 of shape (M,), one number for each client that answered."
+                    f"RoundUpdates.{name} has shape {tuple(part.shape)}; it must be ({size},), one "
+                    f"number for each client that answered."
                 )
         if self.deltas.ndim != 2 or self.deltas.shape[0] != size:
             raise ValueError(
@@ -207,7 +213,7 @@ class RoundUpdates:
                 "answered: how many gradients its row of deltas adds up."
             )
         refuse_duplicates(self.clients, "RoundUpdates.clients")
-        if not (math.isfinite(self.scale) and self.scale > 0):
+        if not (isinstance(self.scale, int | float) and 0 < self.scale < math.inf):
             raise ValueError(
                 f"RoundUpdates.scale is {self.scale}; it is the client rate of the round, a "
                 f"positive number."

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.settings.checked import check_fields
 from fedvarp.tables.base import ClientTable
 
 
@@ -29,6 +30,9 @@ class Scaffold(Aggregator):
     vectors_up: ClassVar[int] = 2  # the changes of w and c_i
 
     c: ClientTable
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def corrections(self, clients: Tensor) -> Tensor:
         """c − c_i, (M, d), for the local gradients of these clients."""

@@ -25,11 +25,13 @@ from fedvarp.analysis.figures import (
     scale_of,
 )
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks
-from fedvarp.analysis.runs import METRICS, AnyPath, Floats, Run, read_runs
+from fedvarp.analysis.runs import METRICS, AnyPath, Floats, Paths, Run, read_runs
 from fedvarp.analysis.setting_kinds import NO_AXIS, axis_label, shown_name
 from fedvarp.analysis.styles import Look
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,12 +59,13 @@ class Line:
     at: dict[Any, Group]
 
 
+@checked
 def plot_against(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     setting: str,
     out: str | os.PathLike[str],
     *,
-    smooth: int = 1,
+    smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
     on_note: Callable[[str], object] = warnings.warn,

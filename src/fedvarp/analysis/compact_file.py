@@ -22,17 +22,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.analysis.runs import AnyPath, Run, file_of, read_at, runs_at
+from fedvarp.analysis.runs import AnyPath, Paths, Run, file_of, listed, read_at, runs_at
 from fedvarp.runs.divergence import counted
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting
 from fedvarp.runs.whole_files import write_whole
+from fedvarp.settings.checked import checked
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 
 
-def compact(paths: Iterable[AnyPath], out: AnyPath) -> Path:
+@checked
+def compact(paths: Paths, out: AnyPath) -> Path:
     """Writes all runs into one file, which `read_runs` takes in place of them.
 
     Args:
@@ -63,7 +65,7 @@ def _named(paths: Iterable[AnyPath]) -> dict[str, Run]:
     """Each run once, under its name."""
     named: dict[str, Run] = {}
     seen: set[Path] = set()
-    for path in map(Path, paths):
+    for path in listed(paths):
         for run in (run for place in runs_at(path) for run in read_at(place)):
             if run.path.resolve() in seen:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from fedvarp.analysis.caveats import caveats
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
-from fedvarp.analysis.runs import AnyPath, Floats, Run, read_runs
+from fedvarp.analysis.runs import Floats, Paths, Run, read_runs
 from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
 from fedvarp.runs.errors import RunError
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
 BASELINE: Final = "fedavg"
 DEFAULT_SMOOTH: Final = 5
@@ -113,12 +115,13 @@ class Comparison:
         return [row.group for row in self.rows]
 
 
+@checked
 def compare(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     *,
     target: float | None = None,
     target_loss: float | None = None,
-    smooth: int = DEFAULT_SMOOTH,
+    smooth: Count = DEFAULT_SMOOTH,
     allow_different: bool = False,
 ) -> Comparison:
     """Compares runs of one task, grouped over seeds.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +21,11 @@ from fedvarp.analysis.figures import (
     scale_of,
 )
 from fedvarp.analysis.groups import Group, XAxis, group_runs, refuse_different_tasks
-from fedvarp.analysis.runs import METRICS, AnyPath, read_runs
+from fedvarp.analysis.runs import METRICS, Paths, read_runs
 from fedvarp.analysis.units import byte_unit
 from fedvarp.runs.errors import RunError
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,12 +35,13 @@ _MARKERS_PER_CURVE: Final = 8
 _FAINT: Final[Any] = {"alpha": 0.25, "linewidth": 0.6, "zorder": 1.5}
 
 
+@checked
 def plot(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     out: str | os.PathLike[str],
     *,
     x: XAxis = "rounds",
-    smooth: int = 1,
+    smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
     on_note: Callable[[str], object] = warnings.warn,

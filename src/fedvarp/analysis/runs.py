@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import SkipValidation
 
 from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory
@@ -22,10 +23,13 @@ from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened
+from fedvarp.settings.problems import shown
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
+Paths = Annotated[Iterable[AnyPath], SkipValidation]
+"""What `listed` takes: paths of runs, or a single one."""
 
 METRICS: Final = {
     "train_loss": "Training loss",
@@ -168,7 +172,7 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
     """
     runs: dict[Path, Run] = {}
     notes: dict[str, None] = {}
-    for place in (place for path in paths for place in runs_at(path)):
+    for place in (place for path in listed(paths) for place in runs_at(path)):
         if place.is_dir() and _is_empty(place):
             notes[f"{place} is left out: no round of it is recorded yet."] = None
             continue
@@ -181,6 +185,21 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
             else "No run was named. Name run directories, or a directory that holds some."
         )
     return list(runs.values()), list(notes)
+
+
+def listed(paths: Iterable[AnyPath] | AnyPath) -> list[Path]:
+    """The paths of runs; a single one may stand for a list of one.
+
+    Raises:
+        RunError: They are no paths.
+    """
+    try:
+        given = [paths] if isinstance(paths, str | os.PathLike) else paths
+        return [Path(path) for path in given]
+    except TypeError as error:
+        raise RunError(
+            f"{shown(paths)} names no runs. Name run directories, or a directory that holds some."
+        ) from error
 
 
 def runs_at(path: AnyPath) -> list[Path]:

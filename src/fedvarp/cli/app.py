@@ -263,11 +263,13 @@ def _refuse_to_overwrite(directory: Path) -> None:
     from fedvarp.runs.directory import RunDirectory
     from fedvarp.runs.errors import RunError
 
-    if RunDirectory(directory).exists:
+    run = RunDirectory(directory)
+    if run.exists:
         raise RunError(
             f"{directory} holds a run already. `fedvarp resume {directory}` goes on with it; "
             f"--out chooses another directory."
         )
+    run.refuse_if_taken()
 
 
 def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:

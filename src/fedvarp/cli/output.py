@@ -112,8 +112,10 @@ def print_dry_run(
     """
     from fedvarp.experiments.build import build
     from fedvarp.experiments.cost import estimate
+    from fedvarp.simulation.checks import refuse_impossible
 
     experiment = build(settings, data_dir)
+    refuse_impossible(experiment.task(directory))
     figures = estimate(experiment)
     if as_json:
         typer.echo(

@@ -13,19 +13,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedvarp import tensors
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import AbsolutePath, Share
 
-Probability = Share | Sequence[Share] | Tensor
+Probability = Share | Sequence[Share] | Tensor | np.ndarray[Any, Any]
 """One probability for all clients, or one for each."""
 AfterEnd = Literal["repeat", "error"]
 
 
+@runtime_checkable
 class Availability(Protocol):
     """Says which clients are online in a round.
 
@@ -207,8 +210,14 @@ class Trace:
     def __post_init__(self) -> None:
         if self.after_end not in ("repeat", "error"):
             raise ValueError(f'after_end must be "repeat" or "error", got {self.after_end!r}.')
-        if min(self.clients, default=-1) < 0:
-            raise ValueError(f"A trace needs rounds 0, 1, ..., got {list(self.clients)}.")
+        if not isinstance(self.clients, Mapping):
+            raise ValueError(
+                f"A trace has the clients of each round, as in {{0: [0, 2], 1: [1]}}; clients is "
+                f"a {type(self.clients).__name__}. Trace.from_csv reads one from a file."
+            )
+        rounds = list(self.clients)
+        if not rounds or not all(isinstance(t, int) and t >= 0 for t in rounds):
+            raise ValueError(f"A trace needs rounds 0, 1, ..., got {rounds}.")
 
     @classmethod
     def from_csv(
@@ -249,23 +258,44 @@ class Trace:
                 clients.setdefault(int(fields[1]), []).extend([int(fields[2])] if fields[2] else [])
         return cls(clients, after_end)
 
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds it covers."""
+        return max(self.clients) + 1
+
+    def refuse_clients_beyond(self, num_clients: int) -> None:
+        """Refuses a trace of a larger federation.
+
+        Args:
+            num_clients: N.
+
+        Raises:
+            ValueError: A round names a client that there is not.
+        """
+        for round, clients in self.clients.items():
+            self._checked(clients, round, num_clients)
+
     def online(self, seed: int, round: int, num_clients: int) -> Tensor:
         """See `Availability.online`; a trace has no use for the seed."""
         check_round(round)
-        num_rounds = max(self.clients) + 1
-        if round >= num_rounds and self.after_end == "error":
+        if round >= self.num_rounds and self.after_end == "error":
             raise ValueError(
-                f"Round {round} lies beyond the availability trace, which has {num_rounds} "
+                f"Round {round} lies beyond the availability trace, which has {self.num_rounds} "
                 'rounds. Run fewer rounds, or start the trace again with after_end="repeat".'
             )
-        clients = torch.as_tensor(self.clients.get(round % num_rounds, ()), dtype=torch.int64)
+        within = round % self.num_rounds
+        clients = self._checked(self.clients.get(within, ()), within, num_clients)
+        return torch.zeros(num_clients, dtype=torch.bool).index_fill_(0, clients, True)
+
+    def _checked(self, given: Sequence[int] | Tensor, round: int, num_clients: int) -> Tensor:
+        clients = torch.as_tensor(given, dtype=torch.int64)
         if ((clients < 0) | (clients >= num_clients)).any():
             raise ValueError(
                 f"The availability trace has clients {int(clients.min())} to {int(clients.max())} "
-                f"in round {round % num_rounds}, but this federation has 0 to {num_clients - 1}. "
+                f"in round {round}, but this federation has 0 to {num_clients - 1}. "
                 "Number the trace's clients from 0, or raise num_clients."
             )
-        return torch.zeros(num_clients, dtype=torch.bool).index_fill_(0, clients, True)
+        return clients
 
 
 def probabilities(name: str, value: Probability, num_clients: int | None = None) -> Tensor:
@@ -302,7 +332,10 @@ def per_client(name: str, value: Probability, num_clients: int | None = None) ->
     Raises:
         ValueError: There are not N numbers.
     """
-    numbers = torch.as_tensor(value, dtype=torch.float64)
+    numbers = tensors.as_tensor(name, value)
+    if numbers.dtype == torch.bool:
+        raise ValueError(f"{name} must be numbers, not {value}; 1 for yes, 0 for no.")
+    numbers = numbers.double()
     if numbers.ndim > 1 or (num_clients is not None and numbers.shape not in ((), (num_clients,))):
         raise ValueError(
             f"{name} has shape {tuple(numbers.shape)}, which fits no federation of "

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
+from pydantic import SkipValidation
 from torch import Tensor
 
+from fedvarp import tensors
 from fedvarp.clients.availability import (
     Availability,
     Probability,
@@ -21,7 +23,8 @@ from fedvarp.clients.availability import (
     probabilities,
 )
 from fedvarp.randomness import stream
-from fedvarp.settings.bounds import Count, NotNegative, Seed
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,7 @@ class Cohort:
         return Cohort(self.clients[self.answers], self.answers[self.answers], weights)
 
 
+@runtime_checkable
 class ClientSampler(Protocol):
     """Chooses the cohort of a round.
 
@@ -68,6 +72,7 @@ class ClientSampler(Protocol):
         """
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class UniformSampler:
     """Uniform without replacement: every cohort of M clients is equally likely.
@@ -92,7 +97,7 @@ class UniformSampler:
     clients_per_round: Count
     seed: Seed
     availability: Availability | None = None
-    dropout: Probability = 0.0
+    dropout: Annotated[Probability, SkipValidation] = 0.0
 
     def __post_init__(self) -> None:
         _check_size(self.clients_per_round, self.num_clients)
@@ -111,6 +116,7 @@ class UniformSampler:
         return Cohort(clients, _answers(self.seed, round, clients, self.dropout))
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class WeightedSampler:
     """M clients without replacement, client i with probability π_i proportional to its size.
@@ -143,12 +149,12 @@ class WeightedSampler:
             make the sum unbiased.
     """
 
-    sizes: Sequence[NotNegative] | Tensor
+    sizes: Annotated[Sequence[float] | Tensor, SkipValidation]
     clients_per_round: Count
     seed: Seed
-    objective: Sequence[NotNegative] | Tensor | None = None
+    objective: Annotated[Sequence[float] | Tensor | None, SkipValidation] = None
     availability: Availability | None = None
-    dropout: Probability = 0.0
+    dropout: Annotated[Probability, SkipValidation] = 0.0
 
     @property
     def num_clients(self) -> int:
@@ -194,7 +200,7 @@ class WeightedSampler:
 
     def _columns(self) -> tuple[Tensor, Tensor, Tensor]:
         """Sizes, objective weights and dropout probabilities, each (N,) float64."""
-        N = len(sizes := per_client("sizes", self.sizes))
+        N = len(sizes := tensors.as_tensor("sizes", self.sizes).double().reshape(-1))
         objective = per_client("objective", 1.0 if self.objective is None else self.objective, N)
         return sizes, objective.expand(N), probabilities("dropout", self.dropout, N).expand(N)
 
@@ -309,7 +315,7 @@ def _online(availability: Availability, seed: int, round: int, num_clients: int)
 
 
 def _check_size(clients_per_round: int, num_clients: int) -> None:
-    if not 1 <= clients_per_round <= num_clients:
+    if clients_per_round > num_clients:
         raise ValueError(
             f"Cannot choose {clients_per_round} of {num_clients} clients without replacement. "
             f"Set clients_per_round between 1 and {num_clients}."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import InstanceOf, SkipValidation
 from torch import Tensor
 
 from fedvarp.clients import local_training
@@ -16,24 +17,27 @@ from fedvarp.clusters.k_means import k_means
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
 
 SketchOf = Literal["gradients", "updates"]
 
 
+@checked
 def by_gradients(
-    dataset: FederatedDataset,
+    dataset: InstanceOf[FederatedDataset],
     model: FlatModel,
     loss: Loss,
     *,
     local_sgd: LocalSGD,
     w: Tensor,
-    num_clusters: int,
+    num_clusters: Count,
     of: SketchOf = "gradients",
-    buffers: Mapping[str, Tensor] | None = None,
+    buffers: InstanceOf[Mapping[str, Tensor]] | None = None,
     round: int = 0,
-    seed: int = 0,
-    sketch_size: int = DEFAULT_SIZE,
-    track: Track = untracked,
+    seed: Seed = 0,
+    sketch_size: Count = DEFAULT_SIZE,
+    track: Annotated[Track, SkipValidation] = untracked,
 ) -> Tensor:
     """Finds K clusters by k-means on sketches of all clients' gradients at w, or of their updates.
 
@@ -59,7 +63,7 @@ def by_gradients(
     Raises:
         ValueError: If there are fewer clients than clusters, or no clusters.
     """
-    if not 1 <= num_clusters <= dataset.num_clients:
+    if num_clusters > dataset.num_clients:
         raise ValueError(
             f"{dataset.num_clients} clients cannot form {num_clusters} clusters: choose from 1 to "
             f"{dataset.num_clients}."

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from fedvarp.clusters.known_groups import by_metadata
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
 
 _RESTARTS: Final = 5
 _STEPS: Final = 100
 _DISTANCES: Final = 2**24  # held at a time
 
 
-def k_means(points: Tensor, num_clusters: int, seed: int = 0) -> Tensor:
+@checked
+def k_means(points: Tensor, num_clusters: Count, seed: Seed = 0) -> Tensor:
     """Groups n points into K clusters around their means.
 
     >>> points = torch.tensor([[0.0], [5.0], [0.1], [5.1], [9.0]])
@@ -35,7 +38,7 @@ def k_means(points: Tensor, num_clusters: int, seed: int = 0) -> Tensor:
         ValueError: Unless 1 ≤ K ≤ n.
     """
     n, K = len(points), num_clusters
-    if not 1 <= K <= n:
+    if n < K:
         raise ValueError(f"{n} clients cannot form {K} clusters: choose from 1 to {n}.")
     if n == K:
         return torch.arange(n)

@@ -17,12 +17,16 @@ import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Annotated, Any, overload
 
 import torch
+from pydantic import Field, SkipValidation
 from torch import Tensor
 
+from fedvarp import tensors
 from fedvarp.errors import FedvarpError
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
 Examples = tuple[Tensor, Tensor]
 """x (n, ...) and y (n, ...), ready for the model and the loss."""
@@ -34,9 +38,13 @@ class DataError(FedvarpError):
     """A file or a client's data cannot be used; the message says what to do about it."""
 
 
+@checked
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FederatedDataset:
     """The clients' examples, loaded when asked for, and what is known without loading them.
+
+    Lists and NumPy arrays are taken where tensors are named: fractions as float32, whole numbers as
+    int64.
 
     Attributes:
         load: Returns the examples of a client. Any function will do; only to train on Ray, whose
@@ -49,43 +57,42 @@ class FederatedDataset:
         client_names: One name a client; numbered if left out.
         cluster_names: One name a cluster.
         augment: Random changes to a batch of training inputs, drawn from the given generator.
-        num_classes: For classification, the number of labels.
+        num_classes: For classification, the number of labels; without it there is no accuracy.
 
     Raises:
         ValueError: The attributes do not fit together, or a client has no examples.
     """
 
     load: Callable[[int], Examples]
-    num_clients: int
-    num_examples: Tensor | None = None  # (N,) int64
-    test: Examples | None = None
-    cluster_of: Tensor | None = None  # (N,) int64
-    client_names: Sequence[str] = ()  # N names
-    cluster_names: Sequence[str] | None = None  # K names
+    num_clients: Count
+    num_examples: Annotated[Tensor | None, SkipValidation] = None  # (N,) int64
+    test: Annotated[Examples | None, SkipValidation] = None
+    cluster_of: Annotated[Tensor | None, SkipValidation] = None  # (N,) int64
+    client_names: Annotated[Sequence[str], SkipValidation] = ()  # N names
+    cluster_names: Annotated[Sequence[str] | None, SkipValidation] = None  # K names
     augment: Augmentation | None = None
-    num_classes: int | None = None
+    num_classes: Annotated[Count | None, Field(examples=["num_classes=10"])] = None
 
     def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"A federated data set needs clients; num_clients={self.num_clients}.")
-        if len(self.client_names) == 0:
-            object.__setattr__(self, "client_names", _NumberedNames(self.num_clients))
+        names = self.client_names
+        as_tensors = {
+            "client_names": _NumberedNames(self.num_clients) if len(names) == 0 else names,
+            "num_examples": _as_counts(self.num_examples, self.num_clients),
+            "cluster_of": _as_clusters(self.cluster_of, self.num_clients),
+            "test": None if self.test is None else _as_examples(self.test, "The test set"),
+        }
+        for name, value in as_tensors.items():
+            object.__setattr__(self, name, value)
         if len(self.client_names) != self.num_clients:
             raise ValueError(
                 f"{len(self.client_names)} client_names for {self.num_clients} clients. "
                 "Give one name a client, or leave them out to have them numbered."
             )
-        if self.num_examples is not None:
-            _check_num_examples(self.num_examples, self.num_clients)
-        if self.cluster_of is not None:
-            _check_clusters(self.cluster_of, self.num_clients)
         if self.cluster_names is not None and len(self.cluster_names) != self.num_clusters:
             raise ValueError(
                 f"{len(self.cluster_names)} cluster_names for "
                 f"{self.num_clusters or 'no'} clusters. Give one for each number in cluster_of."
             )
-        if self.test is not None:
-            _check_examples(self.test, "The test set")
 
     @property
     def num_clusters(self) -> int | None:
@@ -111,9 +118,7 @@ class FederatedDataset:
                 f"There is no client {i}: this data set has {self.num_clients} clients, "
                 f"numbered 0 to {self.num_clients - 1}."
             )
-        examples = self.load(i)
-        _check_examples(examples, f"Client {i} ({self.client_names[i]})")
-        return examples
+        return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
 
     def largest_first(self, clients: Sequence[int]) -> list[int]:
         """Sorts clients by their number of examples, so that no long one is trained last.
@@ -179,12 +184,10 @@ class _NumberedNames(Sequence[str]):
         return f"client {numbers}" if isinstance(numbers, int) else [f"client {i}" for i in numbers]
 
 
-def _check_num_examples(num_examples: Tensor, num_clients: int) -> None:
-    if num_examples.shape != (num_clients,) or num_examples.dtype != torch.int64:
-        raise ValueError(
-            f"num_examples must be an int64 tensor of shape ({num_clients},), one count a client; "
-            f"got {num_examples.dtype} of shape {tuple(num_examples.shape)}."
-        )
+def _as_counts(given: Any, num_clients: int) -> Tensor | None:
+    if given is None:
+        return None
+    num_examples = tensors.whole_numbers("num_examples", given, num_clients)
     empty = (num_examples < 1).nonzero().flatten().tolist()
     if empty:
         named = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
@@ -193,14 +196,13 @@ def _check_num_examples(num_examples: Tensor, num_clients: int) -> None:
             "without data has no update to send. Leave these clients out and number the rest from "
             "0, or split the data over fewer clients."
         )
+    return num_examples
 
 
-def _check_clusters(cluster_of: Tensor, num_clients: int) -> None:
-    if cluster_of.shape != (num_clients,) or cluster_of.dtype != torch.int64:
-        raise ValueError(
-            f"cluster_of must be an int64 tensor of shape ({num_clients},), one cluster a client; "
-            f"got {cluster_of.dtype} of shape {tuple(cluster_of.shape)}."
-        )
+def _as_clusters(given: Any, num_clients: int) -> Tensor | None:
+    if given is None:
+        return None
+    cluster_of = tensors.whole_numbers("cluster_of", given, num_clients)
     used = sorted(set(cluster_of.tolist()))
     if used != list(range(len(used))):
         raise ValueError(
@@ -208,26 +210,28 @@ def _check_clusters(cluster_of: Tensor, num_clients: int) -> None:
             "are numbered 0 to K-1 with every number used. "
             "torch.unique(cluster_of, return_inverse=True)[1] renumbers them so."
         )
+    return cluster_of
 
 
-def _check_examples(examples: Examples, whose: str) -> None:
-    if not (
-        isinstance(examples, tuple)
-        and len(examples) == 2
-        and all(isinstance(part, Tensor) and part.ndim > 0 for part in examples)
-    ):
-        raise DataError(
-            f"{whose} must be a pair of tensors (x, y) with one row an example; "
-            f"got {type(examples).__name__}. Check the function or data set it is loaded from."
-        )
-    x, y = examples
+def _as_examples(given: Any, whose: str) -> Examples:
+    a_pair = f"{whose} must be a pair of tensors (x, y) with one row an example"
+    where = "Check the function or data set it is loaded from."
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise DataError(f"{a_pair}; got {type(given).__name__}. {where}")
+    try:
+        x, y = map(tensors.examples, given)
+    except ValueError as error:
+        raise DataError(f"{a_pair}. {error} {where}") from error
+    if x.ndim == 0 or y.ndim == 0:
+        raise DataError(f"{a_pair}; got shapes {tuple(x.shape)} and {tuple(y.shape)}. {where}")
     if len(x) != len(y):
         raise DataError(
             f"{whose} has {len(x)} inputs x but {len(y)} targets y; row j of both must be one "
-            "example. Check the function or data set it is loaded from."
+            f"example. {where}"
         )
     if len(x) == 0:
         raise DataError(
             f"{whose} has no examples. Nothing can be computed on it: leave it out, or split the "
             "data over fewer clients."
         )
+    return x, y

@@ -12,15 +12,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, cast
+from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import torch
+from pydantic import BeforeValidator, InstanceOf, SkipValidation
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from fedvarp import tensors
 from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
+from fedvarp.settings.checked import checked
+
+Rows = Annotated[Tensor, BeforeValidator(tensors.examples)]
+"""One row for each example; lists and NumPy arrays are taken too."""
 
 
 class About(TypedDict, total=False):
@@ -33,8 +40,12 @@ class About(TypedDict, total=False):
     num_classes: int | None
 
 
+@checked
 def from_tensors(
-    clients: Sequence[Examples], *, test: Examples | None = None, **about: Unpack[About]
+    clients: InstanceOf[Sequence[Examples]],
+    *,
+    test: Annotated[Examples | None, SkipValidation] = None,
+    **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of pairs of tensors that are held in memory.
 
@@ -47,28 +58,29 @@ def from_tensors(
         The clients in the order given.
 
     Raises:
-        ValueError: What is said of the clients does not fit together, or one has no examples.
-        DataError: A pair is none of two tensors with one row an example.
+        ValueError: What is said of the clients does not fit together.
+        DataError: A pair is none of two tensors with one row an example, or has no examples.
     """
-    data = FederatedDataset(
-        load=tuple(clients).__getitem__,
-        num_clients=len(clients),
-        num_examples=torch.tensor([len(x) for x, _ in clients], dtype=torch.int64),
+    # They are here already, so a bad one is refused now and not in round 700, and nobody converts
+    # an array twice.
+    pairs = FederatedDataset(load=tuple(clients).__getitem__, num_clients=len(clients), **about)
+    whole = tuple(pairs.client(i) for i in range(pairs.num_clients))
+    return dataclasses.replace(
+        pairs,
+        load=whole.__getitem__,
+        num_examples=torch.tensor([len(x) for x, _ in whole], dtype=torch.int64),
         test=test,
-        **about,
     )
-    for i in range(data.num_clients):
-        data.client(i)  # they are here already, so a bad one is refused now and not in round 700
-    return data
 
 
+@checked
 def from_partition(
-    x: Tensor,
-    y: Tensor,
-    partition: Sequence[Tensor],
+    x: Rows,
+    y: Rows,
+    partition: InstanceOf[Sequence[Tensor]],
     *,
     prepare: Callable[[Tensor], Tensor] | None = None,
-    test: Examples | None = None,
+    test: Annotated[Examples | None, SkipValidation] = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of the rows of two big tensors.
@@ -100,11 +112,12 @@ def from_partition(
     )
 
 
+@checked
 def from_indices(
-    dataset: Dataset[Any],
-    indices: Sequence[Sequence[int] | Tensor],
+    dataset: Annotated[Dataset[Any], SkipValidation],
+    indices: InstanceOf[Sequence[Sequence[int] | Tensor]],
     *,
-    test: Examples | None = None,
+    test: Annotated[Examples | None, SkipValidation] = None,
     **about: Unpack[About],
 ) -> FederatedDataset:
     """Makes clients of the items of a map-style torch data set of (input, target) pairs.
@@ -175,7 +188,7 @@ class _IndexLists:
 
     @classmethod
     def checked(cls, lists: Sequence[Sequence[int] | Tensor], size: int) -> _IndexLists:
-        own = [torch.as_tensor(indices, dtype=torch.int64) for indices in lists]
+        own = [_indices(indices, client) for client, indices in enumerate(lists)]
         lengths = torch.tensor([len(indices) for indices in own], dtype=torch.int64)
         flat = torch.cat([*own, torch.empty(0, dtype=torch.int64)])
         outside = ((flat < 0) | (flat >= size)).nonzero().flatten()
@@ -190,6 +203,12 @@ class _IndexLists:
     def __getitem__(self, i: int) -> Tensor:
         start = int(self.starts[i])
         return self.flat[start : start + int(self.lengths[i])]
+
+
+def _indices(given: Sequence[int] | Tensor, client: int) -> Tensor:
+    if len(given) == 0:  # refused later, together with all other clients that have none
+        return torch.empty(0, dtype=torch.int64)
+    return tensors.whole_numbers(f"What client {client} is given", given, of_what="example")
 
 
 @dataclass(frozen=True, eq=False)

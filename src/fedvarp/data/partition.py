@@ -14,14 +14,23 @@ client is empty.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import BeforeValidator, Field, InstanceOf
 from torch import Tensor
 
+from fedvarp import tensors
 from fedvarp.randomness import stream
+from fedvarp.settings.bounds import Count, Positive, Seed
+from fedvarp.settings.checked import checked
 
+Labels = Annotated[
+    Tensor,
+    BeforeValidator(lambda given: tensors.whole_numbers("labels", given, of_what="example")),
+]
+"""(n,) int64, one for each example; lists and NumPy arrays are taken too."""
 Partition = list[Tensor]
 """The rows of each client's examples, int64."""
 PartitionName = Literal["shards", "dirichlet", "iid"]
@@ -43,8 +52,9 @@ class Clusters(NamedTuple):
     label_sets: list[tuple[int, ...]]  # K sorted sets; empty tuple: no labels in particular
 
 
+@checked
 def shards(
-    labels: Tensor, *, num_clients: int, shards_per_client: int = 2, seed: int = 0
+    labels: Labels, *, num_clients: Count, shards_per_client: Count = 2, seed: Seed = 0
 ) -> Partition:
     """Sorts by label, cuts into equal shards, deals each client some of them at random.
 
@@ -64,14 +74,15 @@ def shards(
     """
     _check_counts(labels, num_clients)
     num_shards = num_clients * shards_per_client
-    if shards_per_client < 1 or len(labels) % num_shards:
+    if len(labels) % num_shards:
         raise ValueError(_indivisible(len(labels), num_clients, shards_per_client))
     by_label = labels.argsort(stable=True).view(num_shards, -1)  # (shards, examples)
     dealt = torch.randperm(num_shards, generator=stream(seed, "shards"))
     return list(by_label[dealt].view(num_clients, -1))
 
 
-def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) -> Partition:
+@checked
+def dirichlet(labels: Labels, *, num_clients: Count, alpha: Positive, seed: Seed = 0) -> Partition:
     """Clients of equal size, each with its own label mix q_i ~ Dirichlet(alpha, ..., alpha).
 
     As in Hsu et al. (2019): a client draws its examples from q_i without replacement, and once a
@@ -92,8 +103,6 @@ def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) 
         ValueError: There are fewer examples than clients, or alpha is not positive.
     """
     _check_counts(labels, num_clients)
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha={alpha}: a Dirichlet concentration is a positive number.")
     draw = stream(seed, "dirichlet")
     # torch has no Dirichlet that takes a generator; NumPy's is keyed by 256 bits of ours.
     rng = np.random.default_rng(torch.randint(2**32, (8,), generator=draw).tolist())
@@ -114,7 +123,8 @@ def dirichlet(labels: Tensor, *, num_clients: int, alpha: float, seed: int = 0) 
     return parts
 
 
-def iid(labels: Tensor, *, num_clients: int, seed: int = 0) -> Partition:
+@checked
+def iid(labels: Labels, *, num_clients: Count, seed: Seed = 0) -> Partition:
     """Shuffles and cuts into parts whose sizes differ by at most one; labels play no part.
 
     Args:
@@ -133,7 +143,12 @@ def iid(labels: Tensor, *, num_clients: int, seed: int = 0) -> Partition:
     return list(shuffled.tensor_split(num_clients))
 
 
-def clusters_by_labels(labels: Tensor, partition: Partition, coverage: float = 1.0) -> Clusters:
+@checked
+def clusters_by_labels(
+    labels: Labels,
+    partition: InstanceOf[Partition],
+    coverage: Annotated[float, Field(gt=0, le=1)] = 1.0,
+) -> Clusters:
     """Groups clients with the same labels.
 
     Args:
@@ -148,22 +163,21 @@ def clusters_by_labels(labels: Tensor, partition: Partition, coverage: float = 1
     Raises:
         ValueError: The coverage is no share above 0.
     """
-    if not 0 < coverage <= 1:
-        raise ValueError(f"coverage={coverage}: a share of the examples lies in (0, 1].")
     sets = [_main_labels(labels[rows], coverage) for rows in partition]
     label_sets = sorted(set(sets), key=lambda labels: (len(labels), labels))
     number = {labels: k for k, labels in enumerate(label_sets)}
     return Clusters(torch.tensor([number[labels] for labels in sets]), label_sets)
 
 
+@checked
 def split(
-    labels: Tensor,
+    labels: Labels,
     how: PartitionName,
     *,
-    num_clients: int,
-    shards_per_client: int = SHARDS_PER_CLIENT,
-    alpha: float = ALPHA,
-    seed: int,
+    num_clients: Count,
+    shards_per_client: Count = SHARDS_PER_CLIENT,
+    alpha: Positive = ALPHA,
+    seed: Seed,
 ) -> tuple[Partition, Clusters]:
     """Splits examples by the name of a partition, and finds its natural clusters.
 
@@ -205,10 +219,8 @@ def split(
     if how == "dirichlet":
         parts = dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
         return parts, clusters_by_labels(labels, parts, coverage=_MAIN_LABELS)
-    if how == "iid":
-        parts = iid(labels, num_clients=num_clients, seed=seed)
-        return parts, Clusters(torch.zeros(num_clients, dtype=torch.int64), [()])
-    raise ValueError(f"Unknown partition {how!r}: choose 'shards', 'dirichlet' or 'iid'.")
+    parts = iid(labels, num_clients=num_clients, seed=seed)
+    return parts, Clusters(torch.zeros(num_clients, dtype=torch.int64), [()])
 
 
 def _main_labels(labels: Tensor, coverage: float) -> tuple[int, ...]:
@@ -233,12 +245,7 @@ def _draw_counts(
 
 
 def _check_counts(labels: Tensor, num_clients: int) -> None:
-    if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(
-            f"labels must be one integer an example; got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}."
-        )
-    if not 1 <= num_clients <= len(labels):
+    if num_clients > len(labels):
         raise ValueError(
             f"{len(labels)} examples cannot be split over {num_clients} clients: every client "
             f"needs at least one example. Choose 1 to {len(labels)} clients."
@@ -247,8 +254,6 @@ def _check_counts(labels: Tensor, num_clients: int) -> None:
 
 def _indivisible(num_examples: int, num_clients: int, shards_per_client: int) -> str:
     wanted = num_clients * shards_per_client
-    if shards_per_client < 1:
-        return f"shards_per_client={shards_per_client}: a client gets at least one shard."
     problem = (
         f"{num_examples} examples cannot be cut into {num_clients} clients x {shards_per_client} "
         f"= {wanted} equal shards (remainder {num_examples % wanted}). "

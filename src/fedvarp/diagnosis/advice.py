@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import InstanceOf
+
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.wording import listed, percent, shares
+from fedvarp.settings.checked import checked
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.measurements import CurvePoint
 
@@ -17,8 +20,9 @@ KEEP: Final = 0.8
 _STEEP: Final = 5.0  # times the median curvature: a client that is worth a sentence
 
 
+@checked
 def advise(
-    found: Diagnosis, *, keep: float = KEEP, memory_budget: float | None = None
+    found: InstanceOf[Diagnosis], *, keep: float = KEEP, memory_budget: float | None = None
 ) -> list[str]:
     """Says what dominates, what to do next, and what that rests on.
 

@@ -25,6 +25,8 @@ from fedvarp.experiments.settings import Settings
 from fedvarp.randomness import stream
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.progress import counted
 from fedvarp.theory.measurements import Measurements, cluster_curve
@@ -35,11 +37,12 @@ from fedvarp.trainers.threads import torch_threads
 _TRAINED_ANEW: Final = 24  # clients, at most, for each change to local training
 
 
+@checked
 def diagnose(
     source: str | os.PathLike[str],
     overrides: Sequence[str] = (),
     *,
-    sample: int | None = None,
+    sample: Count | None = None,
     updates: bool = True,
     data_dir: DataFolder = None,
     progress: bool | None = None,

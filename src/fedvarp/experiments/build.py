@@ -36,6 +36,7 @@ from fedvarp.processes import keep_freed_memory
 from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
+from fedvarp.simulation.checks import refuse_too_many_threads
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.task import Task
 from fedvarp.trainers.threads import torch_threads
@@ -130,6 +131,7 @@ def build(settings: Settings, data_dir: DataFolder = None) -> Experiment:
     _refuse_absent_device(settings.trainer.device)
     keep_freed_memory()
     try:
+        refuse_too_many_threads(settings.trainer.threads)
         with torch_threads(settings.trainer.threads):
             return _built(settings, data_dir)
     except ValueError as error:

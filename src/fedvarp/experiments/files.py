@@ -66,8 +66,7 @@ def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ())
             layers.add(_parse(preset_text(preset), f"preset {preset}"), f"preset {preset}")
         layers.add({"name": path.stem}, str(path))
         layers.add(given, str(path))
-    for text in overrides:
-        layers.add(_override(text), f"--set {text}")
+    layers.add_overrides(overrides)
     return layers.settings()
 
 
@@ -92,8 +91,7 @@ def settings_of_run(config: Mapping[str, Any], where: str, overrides: Sequence[s
         )
     layers = _Layers()
     layers.add(config, where)
-    for text in overrides:
-        layers.add(_override(text), f"--set {text}")
+    layers.add_overrides(overrides)
     return layers.settings()
 
 
@@ -140,6 +138,20 @@ class _Layers:
             if value is not _UNSET:
                 self.values[name] = value
             self.origins[name] = origin
+
+    def add_overrides(self, overrides: Sequence[str]) -> None:
+        told: dict[str, str] = {}
+        for text in overrides:
+            layer = _by_dotted_name(_override(text), f"--set {text}")
+            for name in (name for name, value in layer.items() if value is not _UNSET):
+                told[name] = text
+                other = told.get(_ALTERNATIVES.get(name, ""))
+                if other is not None:
+                    raise SettingsError(
+                        f"--set {other} --set {text}: a client takes so many epochs or so many "
+                        f"steps. Give one of the two; it replaces the other."
+                    )
+            self.add(layer, f"--set {text}")
 
     def settings(self) -> Settings:
         raw = nested(self.values)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from fedvarp.flower.cohort import WhenOffline
 from fedvarp.flower.reporting import MetricsAggregator
 from fedvarp.flower.rows import ClusterSource
 from fedvarp.server.optimizers import ServerOptimizer
+from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
+from fedvarp.settings.checked import check_fields
 from fedvarp.tables.codecs import codec_named
 
 Weighting = Literal["uniform", "examples"]
@@ -62,46 +65,32 @@ class StrategySettings:
 
     algorithm: ClassVar[str]
 
-    num_clients: int | None = None
-    clients_per_round: int | None = None
-    fraction_train: float = 1.0
-    fraction_evaluate: float = 1.0
-    seed: int = 0
-    server_lr: float = 1.0
+    num_clients: Count | None = None
+    clients_per_round: Count | None = None
+    fraction_train: Decay = 1.0
+    fraction_evaluate: Share = 1.0
+    seed: Seed = 0
+    server_lr: Positive = 1.0
     server_optimizer: ServerOptimizer | None = None
-    client_lr: float = 1.0
+    client_lr: Positive = 1.0
     normalise_steps: bool = False
     checkpoint: str | os.PathLike[str] | None = None
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
-    identity: str = "partition-id"
+    identity: Annotated[str, Field(min_length=1, examples=['"partition-id"'])] = "partition-id"
     ask_names: bool = True
     when_offline: WhenOffline = "replace"
-    min_available_nodes: int | None = None
-    min_replies: int = 1
-    late_replies: int = 10
-    max_update_norm: float | None = None
+    min_available_nodes: Count | None = None
+    min_replies: Count = 1
+    late_replies: Seed = 10
+    max_update_norm: Positive | None = None
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
     train_metrics_aggr_fn: MetricsAggregator | None = None
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "clients_per_round", "min_available_nodes"):
-            value: int | None = getattr(self, name)
-            self._require(name, value is None or value >= 1, "at least 1")
-        for name in ("server_lr", "client_lr"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "above 0 and finite")
-        norm = self.max_update_norm
-        self._require("max_update_norm", norm is None or norm > 0, "above 0")
-        self._require("fraction_train", 0 < self.fraction_train <= 1, "above 0 and at most 1")
-        self._require("fraction_evaluate", 0 <= self.fraction_evaluate <= 1, "from 0 to 1")
-        self._require("min_replies", self.min_replies >= 1, "at least 1")
-        self._require("late_replies", self.late_replies >= 0, "0 or more rounds")
-        self._require("identity", bool(self.identity), "a key that clients report")
-        self._require("where", self.where in ("memory", "disk"), "'memory' or 'disk'")
-        offline = self.when_offline in ("replace", "fewer")
-        self._require("when_offline", offline, "'replace' or 'fewer'")
+        check_fields(self)
         codec_named(self.codec)
         if self.where == "disk" and self.checkpoint is None:
             raise ValueError(
@@ -163,8 +152,3 @@ class StrategySettings:
             At least 1.
         """
         return max(1, round(self.fraction_evaluate * num_online))
-
-    def _require(self, name: str, is_right: bool, right: str) -> None:
-        if not is_right:
-            found = getattr(self, name)
-            raise ValueError(f"{type(self).__name__}: {name}={found!r} must be {right}.")

@@ -34,12 +34,6 @@ class FedAvg(ServerStrategy):
 
     weighting: Weighting = "uniform"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(
-            "weighting", self.weighting in ("uniform", "examples"), "'uniform' or 'examples'"
-        )
-
     @property
     def weighted_by(self) -> Weighting:
         """See `weighting`."""

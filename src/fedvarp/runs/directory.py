@@ -10,11 +10,13 @@ model.safetensors   the final model
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import tomli_w
 
@@ -26,6 +28,9 @@ from fedvarp.runs.whole_files import write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
+
+
+_MOST_NAMED: Final = 3  # strangers' files in a message
 
 
 class RunDirectory:
@@ -49,6 +54,35 @@ class RunDirectory:
         """Whether there is a run in this directory."""
         return self.config_file.exists()
 
+    def refuse_if_taken(self) -> None:
+        """Refuses a place where a run cannot begin without mixing with what is there.
+
+        An empty directory will do, and so will one with hidden files, such as .gitkeep.
+
+        Raises:
+            RunError: There is a run already, a file in the directory's place, or a file or folder
+                in it that is no run's.
+        """
+        if self.exists:
+            raise RunError(
+                f"{self.path} holds a run already. Resume it, or choose another directory."
+            )
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; a run needs a directory. Choose another name.")
+        # A process that was killed while it began a run may have left what stands before settings.
+        begun = {self.versions_file.name, *(f"{f.name}.part" for f in self._first_files)}
+        there = (entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        strangers = sorted(set(there) - begun)
+        if strangers:
+            named = ", ".join(strangers[:_MOST_NAMED])
+            more = f" and {len(strangers) - _MOST_NAMED} more" if strangers[_MOST_NAMED:] else ""
+            raise RunError(
+                f"{self.path} is no run, but holds {named}{more}, which a run might overwrite. "
+                f"Choose a directory that is new or empty, such as {self.path / 'run'}."
+            )
+
     def create(self, settings: Mapping[str, Any]) -> None:
         """Begins a run here: makes the directory and writes its settings.
 
@@ -56,18 +90,47 @@ class RunDirectory:
             settings: Of the run, nested.
 
         Raises:
-            RunError: There is a run already, or a file in the directory's place.
+            RunError: The place is taken.
         """
-        if self.exists:
-            raise RunError(
-                f"{self.path} holds a run already. Resume it, or choose another directory."
-            )
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; a run needs a directory. Choose another name.")
+        self.refuse_if_taken()
         self.path.mkdir(parents=True, exist_ok=True)
         write_versions(self.versions_file)
         # The settings come last and whole: a directory with settings is a run.
         self.write_settings(settings)
+
+    @contextlib.contextmanager
+    def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """Begins a run here, and takes it back if the `with` block fails before a round is trained.
+
+        Args:
+            settings: Of the run, nested.
+
+        Raises:
+            RunError: The place is taken.
+        """
+        self.refuse_if_taken()
+        new_places = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        try:
+            self.create(settings)
+            yield
+        except BaseException:
+            if self.rounds_done == 0:
+                self._remove(new_places)
+            raise
+
+    @property
+    def _first_files(self) -> tuple[Path, ...]:
+        return self.versions_file, self.config_file
+
+    def _remove(self, new_places: list[Path]) -> None:
+        """Removes the files of the run, and those of the directories that it leaves empty."""
+        files = (*self._first_files, self.metrics_file, self.timings_file, self.model_file)
+        shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
+        for file in files:
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else has put something there since
+            for place in new_places:
+                place.rmdir()
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Writes config.toml, whole or not at all.

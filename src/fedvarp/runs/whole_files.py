@@ -17,11 +17,16 @@ def write_whole(file: Path, content: str | bytes) -> None:
         content: Bytes, or a text that is written in UTF-8 with its line ends as they are.
 
     Raises:
-        OSError: The disk is full or the place cannot be written to. The older file is as it was.
+        OSError: The disk is full or the place cannot be written to. The older file is as it was,
+            and nothing is left beside it.
     """
     draft = file.with_name(f"{file.name}.part")
-    with draft.open("wb") as opened:
-        opened.write(content.encode("utf-8") if isinstance(content, str) else content)
-        opened.flush()
-        os.fsync(opened.fileno())  # or a power failure could leave the new name without content
-    draft.replace(file)
+    try:
+        with draft.open("wb") as opened:
+            opened.write(content.encode("utf-8") if isinstance(content, str) else content)
+            opened.flush()
+            os.fsync(opened.fileno())  # or a power failure could leave the new name without content
+        draft.replace(file)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

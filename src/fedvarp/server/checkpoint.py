@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.server.server import Server
+from fedvarp.settings.checked import checked
 from fedvarp.tables.disk import DiskTable
 from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError, as_json, from_json, refuse_differences
@@ -56,6 +57,7 @@ class Checkpoint:
     (True, 1, tensor([-0.5000, -0.5000]))
     """
 
+    @checked
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
         self.store = Store.open(path, fsync=fsync)
         try:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from fedvarp.settings.checked import checked
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -59,6 +61,7 @@ class FlatModel:
     0.0
     """
 
+    @checked
     def __init__(self, module: nn.Module) -> None:
         _refuse_batch_norm(module)
         self.module = module

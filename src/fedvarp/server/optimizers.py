@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedvarp.settings.bounds import Momentum, Positive
+from fedvarp.settings.checked import checked
 from fedvarp.tables.blocks import blocks, longest_block
 
 
@@ -63,12 +65,6 @@ def walk(w: Tensor, v: Tensor, rate: float) -> None:
         w[here].sub_(part)  # `w[here] -= part` would copy the block onto itself afterwards
 
 
-def _positive(lr: float) -> float:
-    if not lr > 0:
-        raise ValueError(f"The server learning rate is {lr}; it must be above zero (paper: 1.0).")
-    return lr
-
-
 class ServerSGD(ServerOptimizer):
     """The paper's server step, w ← w − η_s η_c(t) v (its v is divided by τ, and its step has τ).
 
@@ -79,8 +75,9 @@ class ServerSGD(ServerOptimizer):
         ValueError: It is not above zero.
     """
 
-    def __init__(self, lr: float = 1.0) -> None:
-        self.lr = _positive(lr)
+    @checked
+    def __init__(self, lr: Positive = 1.0) -> None:
+        self.lr = lr
 
     def step(self, w: Tensor, v: Tensor, scale: float) -> None:
         """w ← w − η_s · scale · v: line 9 of Algorithms 2 and 3."""
@@ -104,10 +101,9 @@ class ServerMomentum(ServerOptimizer):
         ValueError: One of them is out of range.
     """
 
-    def __init__(self, lr: float = 1.0, beta: float = 0.9) -> None:
-        if not 0 <= beta < 1:
-            raise ValueError(f"The server momentum is {beta}; it must be in [0, 1), usually 0.9.")
-        self.lr = _positive(lr)
+    @checked
+    def __init__(self, lr: Positive = 1.0, beta: Momentum = 0.9) -> None:
+        self.lr = lr
         self.beta = beta
         self._u: Tensor | None = None
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
+from pydantic import InstanceOf
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
+from fedvarp.settings.checked import checked
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 _LARGEST_STEP: Final = 1e30
@@ -79,6 +81,7 @@ class Server:
     tensor([-1.,  0.])
     """
 
+    @checked
     def __init__(self, w: Tensor, aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
         if w.ndim != 1 or not w.is_floating_point() or not bool(w.isfinite().all()):
             raise ValueError(
@@ -118,8 +121,9 @@ class Server:
             corrections=self.aggregator.corrections(clients),
         )
 
+    @checked
     @torch.no_grad()
-    def receive(self, updates: RoundUpdates) -> RoundReport:
+    def receive(self, updates: InstanceOf[RoundUpdates]) -> RoundReport:
         """One round: v from the updates, then a step of w.
 
         A reply that cannot be used costs nothing but itself; it is as if that client had never

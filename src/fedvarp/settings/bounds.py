@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import numbers
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+
+def _as_python(value: Any) -> Any:
+    """NumPy's whole numbers as Python's; all else as it is."""
+    return (
+        int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
+    )
+
+
+def _as_text(value: Any) -> Any:
+    """A path as a text; all else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_as_python)]
+Count = Annotated[WholeNumber, Field(ge=1)]
+Seed = Annotated[WholeNumber, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+PathText = Annotated[str, BeforeValidator(_as_text)]
 AbsolutePath = Annotated[str, AfterValidator(lambda path: str(Path(path).expanduser().resolve()))]

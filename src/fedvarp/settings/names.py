@@ -77,7 +77,7 @@ class Registry(dict[str, str | Maker]):
             return name
         near = get_close_matches(name, self, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(self)},"
-        more = "" if near else " and import paths such as my_package.module:name"
+        more = "" if near else " and import paths such as my_package.module:name."
         raise SettingsError(f"= {name!r} is no {self.what}{hint}{more}")
 
     def check_choice(self, choice: Choice) -> Choice:
@@ -103,7 +103,7 @@ class Registry(dict[str, str | Maker]):
         except (ImportError, AttributeError) as error:
             raise SettingsError(
                 f"= {name!r} cannot be imported: {error}. Write package.module:name, of a module "
-                f"that is installed or lies in the folder you are in"
+                f"that is installed or lies in the folder you are in."
             ) from error
         return found
 

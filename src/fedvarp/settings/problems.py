@@ -13,6 +13,7 @@ _ALSO_CALLED: Final = {
     "client_learning_rate": "lr",
     "dtype": "codec",
 }
+_LONGEST_VALUE: Final = 80  # characters of a wrong value in a message
 _RENAMED: Final = {
     "evaluate_every": "evaluation.every",
     "server_lr": "server.lr",
@@ -102,6 +103,9 @@ def in_plain_words(details: Any) -> str:
     message: str = details["msg"]
     for pydantic_says, we_say in (
         ("Input should be", "should be"),
+        ("a valid dictionary or instance of ", "a "),
+        ("an instance of ", "a "),
+        ("callable", "a function"),
         ("a valid integer", "a whole number"),
         ("a valid boolean", "true or false"),
         ("a valid", "a"),
@@ -114,7 +118,13 @@ def in_plain_words(details: Any) -> str:
     return message
 
 
-def unknown(name: str, known: Iterable[str]) -> str:
+def shown(value: object) -> str:
+    """What was given, short enough for a sentence."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 2]} …"
+
+
+def unknown(name: str, known: Iterable[str], what: str = "setting") -> str:
     """Says of a setting that there is none of that name, and which is nearest.
 
     In its own section if something is near there, else anywhere, by the last part alone.
@@ -122,21 +132,22 @@ def unknown(name: str, known: Iterable[str]) -> str:
     Args:
         name: The dotted name that was given.
         known: The dotted names there are.
+        what: What they are names of.
 
     Returns:
         The end of a sentence that begins with the name.
     """
     names = sorted(set(known))
     if _RENAMED.get(name) in names:
-        return f"is no setting; did you mean {_RENAMED[name]}?"
+        return f"is no {what}; did you mean {_RENAMED[name]}?"
     own, _, last = name.rpartition(".")
     siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == own}
     anywhere = {n.rpartition(".")[2]: n for n in reversed(names)}
     for places in (siblings, anywhere):
         near = get_close_matches(_ALSO_CALLED.get(last, last), places, n=1)
         if near:
-            return f"is no setting; did you mean {places[near[0]]}?"
-    return "is no setting" + (f"; there are {', '.join(siblings.values())}" if siblings else "")
+            return f"is no {what}; did you mean {places[near[0]]}?"
+    return f"is no {what}" + (f"; there are {', '.join(siblings.values())}" if siblings else "")
 
 
 def _unquoted(listing: str) -> list[str]:

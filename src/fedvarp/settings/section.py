@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedvarp.settings.problems import SettingsError, explain
+from fedvarp.settings.problems import SettingsError, explain, shown
 
 if TYPE_CHECKING:  # type checkers know the constructors that this metaclass gives
     from pydantic._internal._model_construction import ModelMetaclass as _Sentences
@@ -27,8 +27,14 @@ else:
         """Turns what pydantic says of a wrong call into our own error; nested it stays its own."""
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if args:
+                first = next(iter(cls.model_fields))
+                raise SettingsError(
+                    f"{cls.__name__}: settings are given by name, as in "
+                    f"{cls.__name__}({first}={shown(args[0])})."
+                )
             try:
-                return super().__call__(*args, **kwargs)
+                return super().__call__(**kwargs)
             except ValidationError as error:
                 name = f"{cls.__name__}: "
                 raise SettingsError(explain(error, cls, kwargs, lambda _: name)) from None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from fedvarp.clients.availability import Trace
 from fedvarp.clients.local_training import mean_steps
+from fedvarp.clients.sampling import ClientSampler, Cohort
+from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
-from fedvarp.settings.bounds import Count, Seed
-from fedvarp.settings.checked import checked
-from fedvarp.simulation.callbacks import Callback
+from fedvarp.tables.checks import check_clients, refuse_duplicates
+from fedvarp.trainers.settings import Trainer
 
 if TYPE_CHECKING:
     from fedvarp.simulation.task import Task
+
+_THREADS_PER_CORE: Final = 16  # a run may go on where there are fewer cores than it began with
 
 
 def refuse_impossible(task: Task) -> None:
@@ -24,18 +28,13 @@ def refuse_impossible(task: Task) -> None:
         task: What was asked for; each part is right by itself.
     """
     dataset, evaluation = task.dataset, task.evaluation
-
-    @checked
-    def simulate(rounds: Count, seed: Seed) -> None:
-        """Stands for the function of that name, whose numbers these are."""
-
-    simulate(task.rounds, task.seed)
-    for callback in task.callbacks:
-        if not isinstance(callback, Callback):
-            raise ValueError(
-                f"{callback!r} is no callback. Derive one from fedvarp.Callback; "
-                f"fedvarp.OnRoundEnd(function) makes one of a function of (record, server)."
-            )
+    if task.recording.resume and task.recording.out is None:
+        raise ValueError(
+            "resume=True goes on with a run that was kept: say where, with "
+            "recording=Recording(out=…, resume=True)."
+        )
+    if isinstance(task.trainer, Trainer):
+        refuse_too_many_threads(task.trainer.threads)
     if task.table.where == "disk" and task.recording.out is None:
         raise ValueError(
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
@@ -52,18 +51,82 @@ def refuse_impossible(task: Task) -> None:
         raise ValueError(
             f"The sampler is for {known} clients, the data set has {dataset.num_clients}."
         )
-    no_accuracy = dataset.test is None or dataset.num_classes is None
-    if evaluation.target_accuracy is not None and (
-        no_accuracy or evaluation.num_test_examples == 0
-    ):
+    _refuse_short_trace(task)
+    if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
         raise ValueError(
-            "target_accuracy needs a data set with test examples and num_classes, and "
-            "num_test_examples above 0; without them there is no accuracy to reach."
+            f"target_accuracy={evaluation.target_accuracy:g} cannot be reached: there is no "
+            f"accuracy, since {lacking}."
         )
 
 
+def refuse_too_many_threads(threads: int | None) -> None:
+    """Refuses threads that would only wait for each other.
+
+    Args:
+        threads: Of torch; None: as they are.
+
+    Raises:
+        ValueError: There are far more than cores.
+    """
+    cores = usable_cores()
+    if threads is not None and threads > _THREADS_PER_CORE * cores:
+        raise ValueError(
+            f"threads={threads} is too many for the {cores} cores that there are here: more "
+            f"threads than cores only wait for each other. Choose 1 to {cores}."
+        )
+
+
+def cohort_of(sampler: ClientSampler, round: int, num_clients: int) -> Cohort:
+    """Draws the cohort of a round, and refuses one that no round can be trained with.
+
+    Args:
+        sampler: Perhaps one of somebody's own.
+        round: t, from 0.
+        num_clients: N.
+
+    Returns:
+        The cohort.
+
+    Raises:
+        ValueError: It is none, names a client twice, or one that there is not; names the sampler.
+    """
+    who = f"{type(sampler).__name__}.cohort({round})"
+    cohort = sampler.cohort(round)
+    if not isinstance(cohort, Cohort):
+        raise ValueError(
+            f"{who} gives a {type(cohort).__name__}; it must give a fedvarp.clients.Cohort."
+        )
+    try:
+        check_clients(cohort.clients, num_clients)
+        refuse_duplicates(cohort.clients, "its list of clients")
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{who} cannot be used: {error}") from error
+    return cohort
+
+
+def _refuse_short_trace(task: Task) -> None:
+    availability = getattr(task.sampler, "availability", None)
+    if not isinstance(availability, Trace):
+        return
+    availability.refuse_clients_beyond(task.dataset.num_clients)
+    if availability.after_end == "error" and task.rounds > availability.num_rounds:
+        raise ValueError(
+            f"The availability trace has {availability.num_rounds} rounds, and the run would have "
+            f"rounds={task.rounds}. Train at most {availability.num_rounds} rounds; or let a run "
+            f'of its own start the trace again, with after_end="repeat".'
+        )
+
+
+def _why_no_accuracy(task: Task) -> str | None:
+    if task.dataset.test is None:
+        return "the data set has no test examples (test=…)"
+    if task.dataset.num_classes is None:
+        return "the data set does not say how many classes there are (num_classes=…)"
+    return "num_test_examples is 0" if task.evaluation.num_test_examples == 0 else None
+
+
 def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], resume: bool) -> None:
-    """Refuses a directory that holds a run which is not this one, or is not to be resumed.
+    """Refuses a directory that holds what is no run, another run, or one not to be resumed.
 
     Args:
         directory: Where the run is to be kept.
@@ -71,9 +134,10 @@ def refuse_another_run(directory: RunDirectory, settings: Mapping[str, Any], res
         resume: Whether to go on with what is there.
 
     Raises:
-        RunError: It holds such a run.
+        RunError: It holds something of the kind.
     """
     if not directory.exists:
+        directory.refuse_if_taken()
         return
     if resume:
         refuse_other_settings(directory, settings)

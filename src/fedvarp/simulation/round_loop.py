@@ -22,6 +22,7 @@ from fedvarp.runs.journal import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.callbacks import Callback, Record, StopRun
+from fedvarp.simulation.checks import cohort_of
 from fedvarp.simulation.progress import RunProgress
 from fedvarp.simulation.result import SimulationResult, Stopped
 from fedvarp.simulation.settings import Evaluation
@@ -96,7 +97,7 @@ class Simulation:
             self.reclustering.renew(self.server, self.buffers)
         for callback in self.callbacks:
             callback.on_round_begin(t, self.server)
-        cohort = self.sampler.cohort(t)  # line 3: S
+        cohort = cohort_of(self.sampler, t, self.evaluator.dataset.num_clients)  # line 3: S
         answering = cohort.answering
         broadcast = self.server.broadcast(answering.clients)  # line 4: w to everybody in S
         if self.buffers:

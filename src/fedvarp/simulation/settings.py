@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from fedvarp.settings.bounds import Count
+from fedvarp.settings.bounds import Count, PathText
 from fedvarp.settings.section import Section
 
 
@@ -34,7 +33,7 @@ class Recording(Section):
     1
     """
 
-    out: str | None = None
+    out: PathText | None = None
     """The directory of the run; nothing is kept unless given."""
     resume: bool = False
     """Whether to go on with the run in `out`; it is begun if there is none."""
@@ -45,8 +44,3 @@ class Recording(Section):
     progress: bool | None = None
     """Whether to show the progress; in a terminal (a bar) or a notebook unless given. Elsewhere it
     is a line on standard error now and then."""
-
-    @field_validator("out", mode="before")
-    @classmethod
-    def _a_path_is_a_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else value

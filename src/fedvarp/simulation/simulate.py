@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field, InstanceOf
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -17,6 +19,8 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import DivergenceWarning
 from fedvarp.runs.divergence import judged
 from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.settings import Evaluation, Recording
@@ -26,22 +30,36 @@ from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.settings import Trainer
 
 
+@checked
 def simulate(
-    dataset: FederatedDataset,
-    model: nn.Module,
-    loss: Loss = cross_entropy,
+    dataset: Annotated[InstanceOf[FederatedDataset], Field(examples=["fedvarp.data.digits()"])],
+    model: Annotated[nn.Module, Field(examples=["fedvarp.models.LogisticRegression(64, 10)"])],
+    loss: Annotated[Loss, Field(examples=["torch.nn.functional.cross_entropy"])] = cross_entropy,
     *,
-    local_sgd: LocalSGD,
-    rounds: int,
-    clients_per_round: int | ClientSampler,
-    algorithm: str | AlgorithmMaker | type[Aggregator] | Aggregator = "fedvarp",
-    seed: int = 0,
-    server_optimizer: ServerOptimizer | None = None,
-    table: Table | None = None,
-    trainer: Trainer | str | ClientTrainer = "sequential",
-    evaluation: Evaluation | None = None,
-    recording: Recording | str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
+    local_sgd: Annotated[LocalSGD, Field(examples=["LocalSGD(lr=0.1, batch_size=64, epochs=5)"])],
+    rounds: Count,
+    clients_per_round: Annotated[
+        Count | ClientSampler,
+        Field(examples=["the number 5, or fedvarp.clients.UniformSampler(250, 5, seed=0)"]),
+    ],
+    algorithm: Annotated[
+        str | AlgorithmMaker | type[Aggregator] | Aggregator, Field(examples=['"fedvarp"'])
+    ] = "fedvarp",
+    seed: Seed = 0,
+    server_optimizer: Annotated[
+        ServerOptimizer | None, Field(examples=["ServerSGD(lr=1.0)"])
+    ] = None,
+    table: Annotated[Table | None, Field(examples=['Table(where="disk")'])] = None,
+    trainer: Annotated[
+        Trainer | str | ClientTrainer, Field(examples=['"parallel"'])
+    ] = "sequential",
+    evaluation: Annotated[Evaluation | None, Field(examples=["Evaluation(every=10)"])] = None,
+    recording: Annotated[
+        Recording | str | os.PathLike[str] | None, Field(examples=['"runs/mine"'])
+    ] = None,
+    callbacks: Annotated[
+        Sequence[Callback], Field(examples=["[OnRoundEnd(function of (record, server))]"])
+    ] = (),
 ) -> SimulationResult:
     """Trains `model` over the clients of `dataset`, a few of them in each round.
 
@@ -82,11 +100,6 @@ def simulate(
     sampler = clients_per_round
     if isinstance(sampler, int):
         sampler = UniformSampler(dataset.num_clients, sampler, seed)
-    if not hasattr(sampler, "cohort"):
-        raise ValueError(
-            f"clients_per_round={clients_per_round!r}: say how many clients take part in a round, "
-            f"or give a sampler, such as fedvarp.clients.UniformSampler."
-        )
     if recording is None or isinstance(recording, str | os.PathLike):
         recording = Recording(out=None if recording is None else os.fspath(recording))
     result = Task(

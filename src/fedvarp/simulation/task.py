@@ -112,6 +112,9 @@ class Task:
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)
+            if directory is not None and not directory.exists:
+                # nothing is written before all the above has worked
+                opened.enter_context(directory.begun(kept))
             aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
@@ -134,8 +137,6 @@ class Task:
             if directory is None:
                 result = simulation.run(self.rounds, self.recording.progress)
             else:
-                if not directory.exists:
-                    directory.create(kept)
                 with RecordedRun(
                     directory, simulation, kept, given, self.recording, choice.write
                 ) as recorded:

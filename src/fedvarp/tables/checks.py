@@ -25,10 +25,14 @@ def check_clients(clients: Tensor, num_clients: int) -> None:
         ValueError: They are no one-dimensional int64 tensor.
         IndexError: One of them is unknown.
     """
-    if clients.ndim != 1 or clients.dtype != torch.int64:
+    if not isinstance(clients, Tensor) or clients.dtype != torch.int64:
+        kind = clients.dtype if isinstance(clients, Tensor) else type(clients).__name__
         raise ValueError(
-            f"Clients must be a one-dimensional int64 tensor, not {clients.dtype} of shape "
-            f"{tuple(clients.shape)}."
+            f"Clients must be an int64 tensor, not {kind}: torch.tensor([0, 7]), for example."
+        )
+    if clients.ndim != 1:
+        raise ValueError(
+            f"Clients must have one dimension, (M,), not the shape {tuple(clients.shape)}."
         )
     outside = [client for client in clients.tolist() if not 0 <= client < num_clients]
     if outside:
@@ -58,6 +62,8 @@ def check_rows(
     """
     check_clients(clients, table.num_clients)
     refuse_duplicates(clients, "The list of clients")
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"Rows must be a tensor (M, d), not {type(rows).__name__}.")
     if tuple(rows.shape) != (len(clients), table.dim):
         raise ValueError(
             f"Rows have shape {tuple(rows.shape)}; {len(clients)} clients of a table with "

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
+from pydantic import SkipValidation
 from torch import Tensor
 
+from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
 from fedvarp.tables.checks import check_clients, check_rows, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.row_table import RowTable
+from fedvarp.tensors import Weights, weights, whole_numbers
 
 
 class ClusteredTable(ClientTable):
@@ -37,24 +41,22 @@ class ClusteredTable(ClientTable):
     tensor([2.])
     """
 
+    @checked
     def __init__(
         self,
-        cluster_of: Tensor,
+        cluster_of: Annotated[Tensor, SkipValidation],
         rows: RowTable,
-        client_weights: Tensor | None = None,
+        client_weights: Weights | None = None,
         clustering: str | None = None,
     ) -> None:
-        _check_clusters(cluster_of, rows.num_clients)
+        cluster_of = _clusters_of(cluster_of, rows.num_clients)
         self.cluster_of = cluster_of.cpu().clone()
         self.rows = rows
         self.num_clients = len(cluster_of)
         self.dim = rows.dim
         self.dtype = rows.dtype
-        if client_weights is not None and client_weights.shape != cluster_of.shape:
-            raise ValueError(
-                f"{tuple(client_weights.shape)} client_weights for {len(cluster_of)} clients; give "
-                f"one weight a client."
-            )
+        if client_weights is not None:
+            client_weights = weights("client_weights", client_weights, len(cluster_of))
         self._client_weights = client_weights
         self._clustering = clustering
         self._share_rows()
@@ -114,7 +116,7 @@ class ClusteredTable(ClientTable):
                 "This table has client weights; make a new ClusteredTable over the same rows "
                 "with the clusters and weights of all clients."
             )
-        _check_clusters(clusters, self.rows.num_clients)
+        clusters = _clusters_of(clusters, self.rows.num_clients)
         first = self.num_clients
         self.cluster_of = torch.cat([self.cluster_of, clusters.cpu()])
         self.num_clients = len(self.cluster_of)
@@ -154,10 +156,11 @@ class ClusteredTable(ClientTable):
             IndexError: A client is unknown.
         """
         check_clients(clients, self.num_clients)
+        clusters = whole_numbers("clusters", clusters, len(clients))
         new_rows = int(clusters.max()) + 1 - self.rows.num_clients
         if new_rows > 0:
             self.rows.add_rows(new_rows)
-        _check_clusters(clusters, self.rows.num_clients)
+        clusters = _clusters_of(clusters, self.rows.num_clients)
         self.cluster_of[clients.cpu()] = clusters.cpu()
         self._share_rows()
 
@@ -174,11 +177,8 @@ class ClusteredTable(ClientTable):
         Raises:
             ValueError: A cluster has no row, or there is not one cluster a client.
         """
-        _check_clusters(cluster_of, self.rows.num_clients)
-        if len(cluster_of) != self.num_clients:
-            raise ValueError(
-                f"{len(cluster_of)} clusters for {self.num_clients} clients; give one a client."
-            )
+        cluster_of = whole_numbers("cluster_of", cluster_of, self.num_clients)
+        cluster_of = _clusters_of(cluster_of, self.rows.num_clients)
         K = self.rows.num_clients
         cluster_of = cluster_of.cpu()
         moved = torch.zeros(K, K, dtype=torch.float64)  # weight of the clients from old k to new k
@@ -246,12 +246,8 @@ class ClusteredTable(ClientTable):
         return self.cluster_of[clients.cpu()]
 
 
-def _check_clusters(cluster_of: Tensor, num_rows: int) -> None:
-    if cluster_of.ndim != 1 or cluster_of.dtype != torch.int64 or len(cluster_of) == 0:
-        raise ValueError(
-            f"cluster_of must be a one-dimensional int64 tensor with the cluster of each client, "
-            f"not {cluster_of.dtype} of shape {tuple(cluster_of.shape)}."
-        )
+def _clusters_of(given: Tensor, num_rows: int) -> Tensor:
+    cluster_of = whole_numbers("cluster_of", given)
     low, high = int(cluster_of.min()), int(cluster_of.max())
     if low < 0 or high >= num_rows:
         raise ValueError(
@@ -259,6 +255,7 @@ def _check_clusters(cluster_of: Tensor, num_rows: int) -> None:
             f"0 … {num_rows - 1}. Give it one row per cluster: "
             f"MemoryTable(num_clients={high + 1}, …)."
         )
+    return cluster_of
 
 
 def _sum_by_cluster(numbers: Tensor, clusters: Tensor, num_clusters: int) -> Tensor:

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError
+from fedvarp.tensors import Weights
 
 
 class DiskTable(RowTable):
@@ -34,14 +37,15 @@ class DiskTable(RowTable):
         ValueError: As for `RowTable`.
     """
 
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],
-        num_clients: int,
-        dim: int,
+        num_clients: Count,
+        dim: Count,
         codec: str = "float32",
         *,
-        client_weights: Tensor | None = None,
+        client_weights: Weights | None = None,
         name: str = "rows",
         device: torch.device | str = "cpu",
         fsync: bool = True,

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.checks import check_clients, check_rows, check_weights
 from fedvarp.tables.codecs import codec_named
@@ -15,6 +17,7 @@ from fedvarp.tables.exchange import Direction, exchange_rows
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.running_sum import RunningSum
 from fedvarp.tables.store import Store, as_json, from_json, refuse_differences
+from fedvarp.tensors import Weights, weights
 
 
 class RowTable(ClientTable):
@@ -36,21 +39,17 @@ class RowTable(ClientTable):
             do not fit.
     """
 
+    @checked
     def __init__(
         self,
-        num_clients: int,
-        dim: int,
+        num_clients: Count,
+        dim: Count,
         codec: str = "float32",
         *,
-        client_weights: Tensor | None = None,
+        client_weights: Weights | None = None,
         name: str = "rows",
         device: torch.device | str = "cpu",
     ) -> None:
-        if num_clients < 1 or dim < 1:
-            raise ValueError(
-                f"A table needs at least one client and one number per row, "
-                f"not num_clients={num_clients} and dim={dim}."
-            )
         self.num_clients = num_clients
         self.dim = dim
         self.codec = codec_named(codec)
@@ -186,12 +185,7 @@ class RowTable(ClientTable):
         Raises:
             ValueError: Their number is another, or one is negative or not finite, or all are zero.
         """
-        if tuple(shares.shape) != (self.num_clients,):
-            raise ValueError(
-                f"Row weights have shape {tuple(shares.shape)}; there must be one for each of the "
-                f"{self.num_clients} rows."
-            )
-        self._sum.share(shares)
+        self._sum.share(weights("row weights", shares, self.num_clients, "row"))
 
     def add_clients(self, count: int) -> range:
         """Lets more clients in, O(1); their rows are zero.

@@ -55,16 +55,8 @@ class RunningSum:
         """Says what each row counts for; the sum is out of date then.
 
         Args:
-            shares: (num_rows,), none below zero.
-
-        Raises:
-            ValueError: They are negative, not finite, or all zero.
+            shares: (num_rows,), finite, none below zero and not all zero.
         """
-        if not bool((shares.isfinite() & (shares >= 0)).all()) or not float(shares.sum()) > 0:
-            raise ValueError(
-                "Row weights must be finite, none below zero and not all zero, or there is no mean "
-                "to speak of."
-            )
         self._shares = shares.detach().double().cpu().clone()
         self.digest = hashlib.sha256(self._shares.numpy().tobytes()).hexdigest()[:16]
         self.total_share = float(self._shares.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, Literal, Self, get_args
 
 from pydantic import field_validator, model_validator
@@ -45,7 +46,13 @@ class Table(Section):
                     f"= {value!r} is not one of own, labels, auto:K and auto:K:updates, K from 1 on"
                 )
             return value
-        return tuple(value.tolist() if hasattr(value, "tolist") else value)
+        numbers = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(numbers, Iterable):
+            raise ValueError(
+                f"= {value!r} is neither a name nor the cluster of each client; for {value} "
+                f'clusters that are found, write "auto:{value}"'
+            )
+        return tuple(int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers)
 
     @model_validator(mode="after")
     def _only_auto_changes(self) -> Self:

@@ -60,6 +60,8 @@ class Store:
         self._process = os.getpid()
         self._fsync = fsync
         self._databases: dict[str, Any] = {}
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"{path} is a file, and a folder is needed. Choose another name.")
         path.mkdir(parents=True, exist_ok=True)
         self._lock = filelock.FileLock(path / "lock", thread_local=False)
         try:

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
+from pydantic import InstanceOf
+
+from fedvarp.settings.bounds import Count, Positive
+from fedvarp.settings.checked import checked
 from fedvarp.theory.participation import Staleness, sampling_variance
-from fedvarp.theory.problem import Problem, refuse_numbers
+from fedvarp.theory.problem import Problem
 
 _WITHOUT_THEOREM: Final = {"mifa": "MIFA", "scaffold": "SCAFFOLD"}
 
@@ -79,8 +83,14 @@ _CONSTANTS: Final = {
 }
 
 
+@checked
 def error_terms(
-    algorithm: str, problem: Problem, *, rounds: int, client_lr: float, server_lr: float = 1.0
+    algorithm: str,
+    problem: InstanceOf[Problem],
+    *,
+    rounds: Count,
+    client_lr: Positive,
+    server_lr: Positive = 1.0,
 ) -> ErrorTerms:
     """Computes the terms of an algorithm's bound. They hold if all its `conditions` are met.
 
@@ -107,7 +117,6 @@ def error_terms(
             lacks a constant of this theorem.
     """
     refuse_algorithm(algorithm)
-    refuse_numbers(above_zero={"rounds": rounds, "client_lr": client_lr, "server_lr": server_lr})
     N, M, T = problem.num_clients, problem.clients_per_round, rounds
     L, tau = problem.smoothness, problem.num_steps
     sigma2, sigma_g2 = problem.required("sigma2"), problem.required("sigma_g2")

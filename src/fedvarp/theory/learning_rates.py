@@ -10,9 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import InstanceOf
+
+from fedvarp.settings.bounds import Count, Positive
+from fedvarp.settings.checked import checked
 from fedvarp.theory.bounds import ErrorTerms, error_terms, refuse_algorithm
 from fedvarp.theory.participation import Staleness, sampling_variance
-from fedvarp.theory.problem import Problem, refuse_numbers
+from fedvarp.theory.problem import Problem
 
 # A rate set to the largest one allowed is allowed, and 64 rounds are not 65 because a square came
 # out a bit larger.
@@ -47,8 +51,13 @@ class Condition:
         return self.left <= self.right * (1 + _ROUNDING)
 
 
+@checked
 def conditions(
-    algorithm: str, problem: Problem, *, client_lr: float, server_lr: float = 1.0
+    algorithm: str,
+    problem: InstanceOf[Problem],
+    *,
+    client_lr: Positive,
+    server_lr: Positive = 1.0,
 ) -> list[Condition]:
     """Lists the conditions of an algorithm's theorem, in the order of the paper.
 
@@ -74,7 +83,6 @@ def conditions(
             no clusters where they are needed.
     """
     refuse_algorithm(algorithm)
-    refuse_numbers(above_zero={"client_lr": client_lr, "server_lr": server_lr})
     N, M = problem.num_clients, problem.clients_per_round
     smoothness, num_steps = problem.smoothness, problem.num_steps
 
@@ -150,7 +158,8 @@ class Corollary:
     smallest_rounds: int
 
 
-def corollary(algorithm: str, problem: Problem, *, rounds: int) -> Corollary:
+@checked
+def corollary(algorithm: str, problem: InstanceOf[Problem], *, rounds: Count) -> Corollary:
     """Computes the rates of an algorithm's corollary and the bound they lead to.
 
     >>> problem = Problem(
@@ -172,7 +181,6 @@ def corollary(algorithm: str, problem: Problem, *, rounds: int) -> Corollary:
     Raises:
         ValueError: As `error_terms` does.
     """
-    refuse_numbers(above_zero={"rounds": rounds})
     N, M, T, tau = problem.num_clients, problem.clients_per_round, rounds, problem.num_steps
     client_lr = 1 / (math.sqrt(T) * tau * problem.smoothness)
     server_lr = math.sqrt(tau * M)

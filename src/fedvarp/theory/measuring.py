@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import torch
+from pydantic import InstanceOf, SkipValidation
 from torch import Tensor, nn
 
 from fedvarp.clients.gradients import ClientGradients, Track, untracked
@@ -23,6 +24,9 @@ from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.bounds import Count, Seed
+from fedvarp.settings.checked import checked
+from fedvarp.tensors import whole_numbers
 from fedvarp.theory.estimators import (
     SpreadWithinClusters,
     error_of_heterogeneity,
@@ -40,20 +44,21 @@ _FARTHEST: Final = 5  # clients, by their sketches, whose distance is then compu
 _FEWEST: Final = 3  # clients from which errors can be estimated
 
 
+@checked
 def measure(
-    dataset: FederatedDataset,
+    dataset: InstanceOf[FederatedDataset],
     model: nn.Module,
     loss: Loss,
     *,
     local_sgd: LocalSGD,
     w: Tensor | None = None,
-    buffers: Mapping[str, Tensor] | None = None,
-    cluster_of: Tensor | None = None,
-    sample: int | None = None,
+    buffers: InstanceOf[Mapping[str, Tensor]] | None = None,
+    cluster_of: Annotated[Tensor | None, SkipValidation] = None,
+    sample: Count | None = None,
     loss_lower_bound: float = 0.0,
-    sketch_size: int = DEFAULT_SIZE,
-    seed: int = 0,
-    track: Track = untracked,
+    sketch_size: Count = DEFAULT_SIZE,
+    seed: Seed = 0,
+    track: Annotated[Track, SkipValidation] = untracked,
 ) -> Measurements:
     """Measures σ², σ_g², σ_K², L, f and ‖∇f‖² at w.
 
@@ -85,6 +90,8 @@ def measure(
     """
     N = dataset.num_clients
     cluster_of = dataset.cluster_of if cluster_of is None else cluster_of
+    if cluster_of is not None:
+        cluster_of = whole_numbers("cluster_of", cluster_of, N)
     _check(N, sample, cluster_of)
     flat = FlatModel(model)
     w = flat.vector() if w is None else w
@@ -228,11 +235,6 @@ def _check(num_clients: int, sample: int | None, cluster_of: Tensor | None) -> N
         raise ValueError(
             f"sample={sample}: errors can be estimated from {_FEWEST} clients or more. Leave it "
             f"out to measure all {num_clients}."
-        )
-    if cluster_of is not None and tuple(cluster_of.shape) != (num_clients,):
-        raise ValueError(
-            f"cluster_of has shape {tuple(cluster_of.shape)}; give one cluster for each of the "
-            f"{num_clients} clients."
         )
     if cluster_of is not None and int(torch.bincount(cluster_of).min()) == 0:
         raise ValueError(

@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 
-def sampling_variance(num_clients: int, clients_per_round: int) -> float:
+
+@checked
+def sampling_variance(num_clients: Count, clients_per_round: Count) -> float:
     """(N − M) / (M (N − 1)): the variance of a mean of M out of N over that of one draw.
 
     Lemma 4, draws without replacement. Zero with everybody in the round.
@@ -32,7 +36,10 @@ def sampling_variance(num_clients: int, clients_per_round: int) -> float:
     return (num_clients - clients_per_round) / (clients_per_round * (num_clients - 1))
 
 
-def chance_of_absence(num_clients: int, clients_per_round: int, cluster_size: int = 1) -> float:
+@checked
+def chance_of_absence(
+    num_clients: Count, clients_per_round: Count, cluster_size: Count = 1
+) -> float:
     """p = C(N − r, M) / C(N, M): that none of a cluster's r clients is among the M of a round.
 
     Theorem 3. The binomials themselves are never formed, so N may be a million.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
+from pydantic import Field, InstanceOf
+
+from fedvarp.settings.bounds import Count, NotNegative, Positive
+from fedvarp.settings.checked import checked
 from fedvarp.theory.participation import refuse_counts
 
 _MEANING: Final = {
@@ -19,6 +21,7 @@ _MEANING: Final = {
 }
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What the theorems have to know of a problem, learning rates and rounds aside.
@@ -49,27 +52,20 @@ class Problem:
             N clients.
     """
 
-    num_clients: int
-    clients_per_round: int
-    num_steps: float
-    smoothness: float
-    sigma2: float | None = None
-    sigma_g2: float | None = None
-    sigma_K2: float | None = None
-    initial_gap: float | None = None
-    initial_gradient_norm2: float | None = None
-    num_clusters: int | None = None
-    cluster_sizes: Sequence[int] | None = None
+    num_clients: Count
+    clients_per_round: Count
+    num_steps: Annotated[float, Field(ge=1)]
+    smoothness: Positive
+    sigma2: NotNegative | None = None
+    sigma_g2: NotNegative | None = None
+    sigma_K2: NotNegative | None = None
+    initial_gap: NotNegative | None = None
+    initial_gradient_norm2: NotNegative | None = None
+    num_clusters: Count | None = None
+    cluster_sizes: InstanceOf[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         refuse_counts(self.num_clients, self.clients_per_round)
-        if not (math.isfinite(self.num_steps) and self.num_steps >= 1):
-            raise ValueError(f"num_steps={self.num_steps}: a client takes at least one local step.")
-        optional = {name: getattr(self, name) for name in (*_MEANING, "initial_gradient_norm2")}
-        refuse_numbers(
-            above_zero={"smoothness": self.smoothness},
-            not_negative={name: value for name, value in optional.items() if value is not None},
-        )
         self._refuse_clusters()
 
     def required(self, name: str) -> float:
@@ -122,23 +118,3 @@ class Problem:
                 f"together they are the {N} clients, and no cluster is empty. Leave clusters "
                 f"without a client out."
             )
-
-
-def refuse_numbers(
-    *, above_zero: Mapping[str, float], not_negative: Mapping[str, float] = MappingProxyType({})
-) -> None:
-    """Refuses numbers that are out of range, infinite or NaN.
-
-    Args:
-        above_zero: {name: a number that must be above 0}.
-        not_negative: {name: a number that must be 0 or more}.
-
-    Raises:
-        ValueError: Naming the first of them.
-    """
-    for name, value in above_zero.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value} must be a finite number above 0.")
-    for name, value in not_negative.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name}={value} must be a finite number, 0 or more.")

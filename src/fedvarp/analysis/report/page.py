@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +13,17 @@ from fedvarp.analysis.comparison_tables import explanations, tables
 from fedvarp.analysis.groups import Group, common_settings, setting_differences
 from fedvarp.analysis.report.charts import all_charts, group_styles, x_axes
 from fedvarp.analysis.report.diagnosed import read_diagnoses
-from fedvarp.analysis.runs import AnyPath
+from fedvarp.analysis.runs import Paths
 from fedvarp.analysis.styles import CAUSES
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.templating import fixed_part, render
+from fedvarp.runs.errors import RunError
 from fedvarp.runs.whole_files import write_whole
+from fedvarp.settings.bounds import Count
+from fedvarp.settings.checked import checked
 from fedvarp.version import __version__
 
+_ENDINGS: Final = (".html", ".htm")
 _MOST_REFUSALS: Final = 100
 _LONGEST_LIST: Final = 20  # entries of a setting
 _SVG_DASHES: Final = {
@@ -41,14 +45,15 @@ _SVG_MARKERS: Final = {
 }
 
 
+@checked
 def write_report(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     out: str | os.PathLike[str],
     *,
     title: str = "Federated learning runs",
     target: float | None = None,
     target_loss: float | None = None,
-    smooth: int = DEFAULT_SMOOTH,
+    smooth: Count = DEFAULT_SMOOTH,
     allow_different: bool = False,
 ) -> Path:
     """Writes the page about some runs, whole or not at all.
@@ -58,7 +63,7 @@ def write_report(
 
     Args:
         paths: Run directories, or directories that hold some.
-        out: The file.
+        out: The file, an .html one.
         title: Its headline.
         target: The test accuracy to count rounds to, as for `fedvarp.analysis.compare`.
         target_loss: A loss to count rounds to.
@@ -69,9 +74,13 @@ def write_report(
         The file.
 
     Raises:
-        RunError: There is no run, the runs are of different tasks, or a file of theirs is damaged.
+        RunError: There is no run, the runs are of different tasks, a file of theirs is damaged, or
+            the page's name does not end in .html.
         ImportError: plotly is not installed.
     """
+    file = Path(out)
+    if file.suffix.lower() not in _ENDINGS:
+        raise RunError(f"{file} does not end in .html, as a page that browsers open does.")
     comparison = compare(
         paths,
         target=target,
@@ -80,7 +89,6 @@ def write_report(
         allow_different=allow_different,
     )
     text = page(comparison, title)
-    file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, text)
     return file
