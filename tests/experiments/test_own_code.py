@@ -15,6 +15,7 @@ from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.settings import DATASETS
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.problems import SettingsError
 
@@ -103,6 +104,30 @@ def test_the_command_line_runs_and_resumes_what_is_ones_own(config: Path, tmp_pa
     settings = RunDirectory(tmp_path / "whole").settings()
     assert settings["model"] == {"name": "own_parts:Net", "hidden": 5}
     assert settings["data"] == {"name": "own_parts:clients", "num_clients": 6, "spread": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [
+        ("label_smoothing=0.1", "label_smoothing=0.2", r"given\.loss\.code = sha256"),
+        ("updates.averaging_weights, 1.0", "updates.averaging_weights, 0.5", r"given\.aggregator"),
+        ("nn.Tanh()", "nn.ReLU()", r"given\.model"),
+        ("torch.randn(num", "torch.rand(num", r"given\.dataset\.fingerprint.*`augment`"),
+    ],
+)
+def test_code_that_was_edited_does_not_resume(
+    config: Path, tmp_path: Path, before: str, after: str, names: str
+) -> None:
+    build(load_settings(config, ["rounds=2"])).run("run")
+    sys.modules.pop("own_parts")
+    own = tmp_path / "own_parts.py"
+    own.write_text("# Said anew.\n" + OWN)
+    build(load_settings(config, ["rounds=3"])).run("run", resume=True)
+    sys.modules.pop("own_parts")
+    assert before in OWN
+    own.write_text(OWN.replace(before, after) + "\n# and longer, for the cache of bytecode\n")
+    with pytest.raises(RunError, match=names):
+        build(load_settings(config, ["rounds=4"])).run("run", resume=True)
 
 
 def test_an_algorithm_without_a_table_is_a_class_too(config: Path) -> None:

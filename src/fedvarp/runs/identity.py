@@ -60,8 +60,8 @@ def refuse_edited_settings(
     if edited := changes(committed, now, committed):
         raise RunError(
             f"The checkpoint in {directory.path} was made with {'; '.join(edited)}: config.toml "
-            f"was edited since, or a file, data or code that it names. Put it back to go on, or "
-            f"begin a run of its own.{_hints(edited)}"
+            f"was edited since, or a file that it names, or the data or code behind a name. Put it "
+            f"back to go on, or begin a run of its own.{_hints(edited)}"
         )
 
 

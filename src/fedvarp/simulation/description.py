@@ -38,7 +38,7 @@ def description(task: Task) -> dict[str, Any]:
         "rounds": task.rounds,
         "seed": task.seed,
         "num_clients": task.dataset.num_clients,
-        **objects(task),
+        **_objects(task),
     }
     for name in ("local_sgd", "table", "evaluation"):
         told[name] = content(getattr(task, name), name)
@@ -48,18 +48,25 @@ def description(task: Task) -> dict[str, Any]:
     return told | _trainer(task.trainer)
 
 
-def objects(task: Task) -> dict[str, Any]:
-    """The content of what settings may only name, such as a file with a trace or code of one's own.
+def behind_names(task: Task) -> dict[str, Any]:
+    """The content of what settings only name: a file with a trace, data, code of one's own.
 
     Args:
-        task: What was asked for.
+        task: Made from settings that have a description of their own.
 
     Returns:
-        The data set, the model, the loss, the sampler and the aggregator.
+        What a checkpoint holds beside the settings, under names that they do not have.
 
     Raises:
-        SettingsError: One of them cannot be described.
+        SettingsError: Something cannot be described.
     """
+    told = _objects(task)
+    if not isinstance(task.local_sgd.schedule, Section):
+        told["schedule"] = content(task.local_sgd.schedule, "local_sgd.schedule")
+    return {"sampler": told.pop("sampler"), "given": told}
+
+
+def _objects(task: Task) -> dict[str, Any]:
     aggregator = aggregator_content(task.fresh_aggregator, task.table_in_memory)
     return {
         "dataset": content(task.dataset, "dataset"),

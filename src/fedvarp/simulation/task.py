@@ -28,8 +28,7 @@ from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
-from fedvarp.simulation.content import content
-from fedvarp.simulation.description import aggregator_name, description, objects
+from fedvarp.simulation.description import aggregator_name, behind_names, description
 from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
 from fedvarp.simulation.result import SimulationResult
@@ -87,13 +86,9 @@ class Task:
         directory = None if self.recording.out is None else RunDirectory(self.recording.out)
         kept: dict[str, Any] = {}
         given: dict[str, Any] = {}
-        if directory is not None and settings is None:
-            kept = description(self)
-        elif directory is not None and settings is not None:
-            told = objects(self)  # settings may only name a file or code: here is what is in it
-            told["local_sgd"] = content(self.local_sgd, "local_sgd")
-            kept, given = dict(settings), {"sampler": told.pop("sampler"), "given": told}
         if directory is not None:
+            kept = description(self) if settings is None else dict(settings)
+            given = {} if settings is None else behind_names(self)
             refuse_another_run(directory, kept, self.recording.resume)
             if directory.exists:
                 kept = with_choice_of_auto(kept, directory.settings())
