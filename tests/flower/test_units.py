@@ -96,6 +96,19 @@ def test_a_first_round_without_rates_settles_that_they_do_not() -> None:
         assert row_of(strategy, "0") == [-2, -2]
 
 
+def test_a_late_reply_to_a_round_nobody_answered_in_time_has_the_rate_it_reports() -> None:
+    """The rate decays from 1 to 0.1: moving the model by 0.1 is a row of −1, late or in time."""
+    round_ = Round(a_strategy(late_replies=3))
+    asked = {t: round_.ask(t) for t in (1,)}
+    round_.end(1, [Message(a_reply(0.0, client_lr=1.0), reply_to=asked[1][1])])
+    asked[2] = round_.ask(2)
+    round_.end(2, [])
+    asked[3] = round_.ask(3)
+    moved = a_reply(float(round_.strategy.server.w[0]) + 0.1, client_lr=0.1)
+    round_.end(3, [Message(moved, reply_to=asked[2][2]), Message(moved, reply_to=asked[3][3])])
+    assert round_.rows()[1:3, 0].tolist() == pytest.approx([-1.0, -1.0])
+
+
 @pytest.mark.parametrize("reported", ["num_steps", "num_gradients"])
 def test_normalised_updates_are_divided_by_steps_and_the_server_steps_by_their_mean(
     reported: str,

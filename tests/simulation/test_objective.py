@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from fedvarp import LocalSGD
+from fedvarp import LocalSGD, Scaffold
 from fedvarp.clients import WeightedSampler
 from fedvarp.clients.local_training import mean_steps
 from fedvarp.simulation.objective import objective
@@ -19,26 +20,26 @@ NORMALISED = SGD.replace(normalise_steps=True)
 
 
 @pytest.mark.parametrize(
-    ("sgd", "algorithm", "weighted", "counted"),
+    ("sgd", "counts_steps", "weighted", "counted"),
     [
-        (SGD, "fedvarp", False, "by its steps, 2 to 6 "),
-        (SGD, "fedvarp", True, "by its weight times its steps, 2 to 6 "),
-        (SGD, "scaffold", False, "once (control variates"),
-        (NORMALISED, "fedvarp", False, "once (updates are divided by the steps, 2 to 6)"),
-        (NORMALISED, "fedvarp", True, "by its weight (updates are divided"),
-        (LocalSGD(lr=0.1, batch_size=4, steps=1), "fedavg", False, "once (all take 1 step)"),
+        (SGD, True, False, "by its steps, 2 to 6 "),
+        (SGD, True, True, "by its weight times its steps, 2 to 6 "),
+        (SGD, False, False, "once (control variates"),
+        (NORMALISED, True, False, "once (updates are divided by the steps, 2 to 6)"),
+        (NORMALISED, True, True, "by its weight (updates are divided"),
+        (LocalSGD(lr=0.1, batch_size=4, steps=1), True, False, "once (all take 1 step)"),
     ],
 )
 def test_the_objective_follows_from_steps_weights_and_algorithm(
-    sgd: LocalSGD, algorithm: str, weighted: bool, counted: str
+    sgd: LocalSGD, counts_steps: bool, weighted: bool, counted: str
 ) -> None:
-    said = objective(sgd, dataset(), algorithm=algorithm, weighted=weighted)
+    said = objective(sgd, dataset(), counts_steps=counts_steps, weighted=weighted)
     assert f"each counted {counted}" in said
 
 
 def test_sizes_that_nobody_knows_are_not_made_up() -> None:
     unknown = replace(dataset(), num_examples=None)
-    said = objective(SGD, unknown, algorithm="fedavg", weighted=False)
+    said = objective(SGD, unknown, weighted=False)
     assert "each counted by its steps (" in said
 
 
@@ -51,6 +52,11 @@ def test_the_first_record_says_it() -> None:
     assert (
         "counted once" in run(rounds=1, sampler=even, local_sgd=NORMALISED).metrics[0]["objective"]
     )
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", Scaffold])
+def test_scaffold_counts_clients_alike_however_it_is_given(algorithm: Any) -> None:
+    assert "counted once (control" in run(rounds=1, algorithm=algorithm).metrics[0]["objective"]
 
 
 def test_the_servers_step_has_the_mean_steps_of_all_clients() -> None:

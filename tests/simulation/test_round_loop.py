@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Checkpoint, DivergenceWarning, LocalSGD
+from fedvarp import Checkpoint, DivergenceWarning, LocalSGD, OnRoundEnd
 from fedvarp.clients import local_training
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
@@ -417,6 +417,33 @@ def test_cohort_and_table_weigh_clients_as_the_sampler_says() -> None:
     torch.testing.assert_close(table.mean(), expected)
 
 
+@dataclasses.dataclass(frozen=True)
+class OnlineUntil:
+    """Everybody is online in the first rounds, and nobody after them."""
+
+    last: int
+
+    def online(self, seed: int, round: int, num_clients: int) -> Tensor:
+        return torch.full((num_clients,), round < self.last)
+
+
+def test_while_nobody_is_online_the_server_stays_where_it_is() -> None:
+    """A sum over those who dropped out is zero; a sum over nobody asked is none."""
+    models: list[Tensor] = []
+    simulate(
+        points(1, 1, 1),
+        Quadratic(2),
+        quadratic_loss,
+        local_sgd=ONE_EPOCH,
+        rounds=7,
+        sampler=WeightedSampler([1.0, 1.0, 1.0], 2, 0, availability=OnlineUntil(3)),
+        callbacks=[OnRoundEnd(lambda record, server: models.append(server.w.clone()))],
+    )
+    assert not torch.equal(models[2], models[3])
+    for later in models[4:]:
+        assert torch.equal(later, models[3])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -427,7 +454,7 @@ def test_cohort_and_table_weigh_clients_as_the_sampler_says() -> None:
         ),
         ({"sampler": UniformSampler(9, 1, 0)}, "9 clients"),
         ({"target_accuracy": 50.0}, "at most 1"),
-        ({"target_accuracy": 0.5}, "no accuracy to reach"),
+        ({"target_accuracy": 0.5}, "there is no accuracy, since"),
     ],
 )
 def test_settings_that_cannot_mean_what_they_say(wrong: dict[str, Any], message: str) -> None:

@@ -35,12 +35,15 @@ class Aggregator(ABC):
     Attributes:
         vectors_down: How many vectors of the model's size go to each client in a round.
         vectors_up: How many come back.
+        counts_steps: Whether clients with more local steps count for more where updates are plain
+            differences of models.
         unbiased: Whether E[v] over cohorts is the update of full participation, whatever the table
             holds. The tests hold to it whichever algorithm claims it.
     """
 
     vectors_down: ClassVar[int] = 1
     vectors_up: ClassVar[int] = 1
+    counts_steps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
     @abstractmethod

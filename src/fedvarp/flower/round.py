@@ -238,7 +238,7 @@ class TrainingRounds:
         used: list[Update] = []
         if fresh and self.units.are_settled:
             latest = self.units.latest_rate
-            rates = [self.ledger.rate_of(update.round) or latest for update, _ in fresh]
+            rates = [self._rate_of_late(update.round, late) for update, _ in fresh]
             report = self.server.receive_late(self._round_updates(fresh, rates, latest))
             used = [update for update, client in fresh if client.row in report.accepted]
         for update, client in late:
@@ -252,6 +252,14 @@ class TrainingRounds:
                     why += ", and its row holds a newer update"
                 outcome.refused.append((repr(client.name), why))
         self.units.count(used)
+
+    def _rate_of_late(self, round: int, late: Sequence[tuple[Update, Client]]) -> float:
+        """η of an earlier round: as its replies in time told it, else as those that come now do."""
+        rate = self.ledger.rate_of(round)
+        if rate is None:
+            rate = self.units.rate_of_late([update for update, _ in late if update.round == round])
+            self.ledger.note_rate(round, rate)
+        return rate
 
     def _round_updates(
         self, updates: Sequence[tuple[Update, Client]], rates: Sequence[float], scale: float

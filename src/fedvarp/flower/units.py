@@ -53,12 +53,25 @@ class UpdateUnits:
             The median of what they report; that of the round before if none of them does, and the
             setting `client_lr` if clients do not report it at all.
         """
-        reports = [u.client_lr for u in updates if u.client_lr is not None]
         if self._rates_are_reported is None:
-            self._rates_are_reported = len(reports) == len(updates)
-        if self._rates_are_reported and reports:
-            self.latest_rate = statistics.median(reports)
+            self._rates_are_reported = all(update.client_lr is not None for update in updates)
+        self.latest_rate = self.rate_of_late(updates)
         return self.latest_rate
+
+    def rate_of_late(self, updates: Sequence[Update]) -> float:
+        """The rate η(t) of an earlier round of which nothing was used in time.
+
+        Args:
+            updates: Late replies to that round, at least one.
+
+        Returns:
+            The median of what they report; the latest rate known if none of them does, and the
+            setting `client_lr` if clients do not report it at all.
+        """
+        reports = [u.client_lr for u in updates if u.client_lr is not None]
+        return (
+            statistics.median(reports) if self._rates_are_reported and reports else self.latest_rate
+        )
 
     def divisor(self, update: Update, rate: float) -> float:
         """What w − w_i is divided by.

@@ -13,14 +13,14 @@ from fedvarp.data.federated_dataset import FederatedDataset
 
 
 def objective(
-    local_sgd: LocalSGD, dataset: FederatedDataset, *, algorithm: str, weighted: bool
+    local_sgd: LocalSGD, dataset: FederatedDataset, *, counts_steps: bool = True, weighted: bool
 ) -> str:
     """Says what a run minimises, and why.
 
     Args:
         local_sgd: What a client does.
         dataset: Whose sizes decide the numbers of steps.
-        algorithm: Its name.
+        counts_steps: As the algorithm says it (`Aggregator.counts_steps`).
         weighted: Whether the sampler gives clients unequal weights p_i in the objective.
 
     Returns:
@@ -28,19 +28,19 @@ def objective(
 
     >>> from fedvarp.data import digits
     >>> sgd = LocalSGD(lr=0.1, batch_size=8, steps=5)
-    >>> objective(sgd, digits(), algorithm="fedvarp", weighted=False)
+    >>> objective(sgd, digits(), weighted=False)
     'the mean loss over clients, each counted once (all take 5 steps)'
     """
     by_weight = "by its weight" if weighted else "once"
     fewest, most = _fewest_and_most_steps(local_sgd, dataset)
+    how_many = "" if most is None else f", {fewest} to {most}"
     if fewest == most:
         counted, why = by_weight, f"all take {most} step{'s' if most != 1 else ''}"
     elif local_sgd.normalise_steps:
-        counted, why = by_weight, f"updates are divided by the steps, {fewest} to {most}"
-    elif algorithm == "scaffold":
+        counted, why = by_weight, f"updates are divided by the steps{how_many}"
+    elif not counts_steps:
         counted, why = by_weight, "control variates are means of gradients, whatever the steps"
     else:
-        how_many = "" if most is None else f", {fewest} to {most}"
         counted = (
             f"by its weight times its steps{how_many}" if weighted else f"by its steps{how_many}"
         )

@@ -103,11 +103,15 @@ class Simulation:
         if self.buffers:
             broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
         updates = self.trainer.train(broadcast, answering.clients, t)  # lines 5 to 7: Δ_i
-        return cohort, self._for_the_server(updates, answering)
+        return cohort, self._for_the_server(updates, cohort)
 
     def _for_the_server(self, updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
-        """What clients do not know of each other: their weights, and how many steps all take."""
-        if cohort.weights is not None:
+        """What clients do not know of each other: their weights, and how many steps all take.
+
+        Where nobody was asked, since nobody is online, there is no sum that could be empty, and
+        the server has no reason to go on along its rows.
+        """
+        if cohort.weights is not None and len(cohort.clients):
             weight_of = dict(zip(cohort.clients.tolist(), cohort.weights.tolist(), strict=True))
             weights = [weight_of[client] for client in updates.clients.tolist()]
             weighted = torch.tensor(weights, dtype=torch.float64)

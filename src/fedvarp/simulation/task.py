@@ -163,8 +163,8 @@ class Task:
         """What the run minimises, in words."""
         weights = self.client_weights
         weighted = weights is not None and bool((weights != weights[0]).any())
-        name = self.algorithm_name
-        return objective(self.local_sgd, self.dataset, algorithm=name, weighted=weighted)
+        counts = self.fresh_aggregator.counts_steps
+        return objective(self.local_sgd, self.dataset, counts_steps=counts, weighted=weighted)
 
     @property
     def client_weights(self) -> Tensor | None:
