@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedvarp.cli import analysis, diagnose
+from fedvarp.cli.encoding import print_whatever_the_encoding
 from fedvarp.cli.errors import FAILED, INTERRUPTED, SentencesNotTracebacks, show_tracebacks
 from fedvarp.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
@@ -44,6 +46,10 @@ Prolonged = Annotated[
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data files; else that of FEDVARP_DATA.")
+]
+DataDirOfRun = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the data files; else where the run had them."),
 ]
 TensorBoard = Annotated[
     Path | None,
@@ -135,7 +141,7 @@ def run(
 def resume(
     run: RunDir,
     overrides: Prolonged = None,
-    data_dir: DataDir = None,
+    data_dir: DataDirOfRun = None,
     tensorboard: TensorBoard = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -248,6 +254,7 @@ diagnose.register(app)
 
 def main() -> None:
     """The program `fedvarp`."""
+    print_whatever_the_encoding()
     interrupt_on_sigterm()
     app()
 
@@ -283,5 +290,6 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
 def _end(directory: Path, stopped: str, quiet: bool) -> None:
     if stopped == "interrupted":
         if not quiet:
-            typer.echo(f"Interrupted; nothing is lost. Go on: fedvarp resume {directory}", err=True)
+            again = f"fedvarp resume {shlex.quote(str(directory))}"
+            typer.echo(f"Interrupted; nothing is lost. Go on: {again}", err=True)
         raise typer.Exit(INTERRUPTED)

@@ -65,7 +65,7 @@ def diagnose(
     else:
         settings = load_settings(source, overrides)
     _refuse_other_objectives(settings)
-    experiment = build(settings, data_dir)
+    experiment = build(settings, data_dir or directory.data_folder)
     flat = FlatModel(experiment.model.to(settings.trainer.device))
     track: Track = functools.partial(counted, show=progress)
     if not is_run:

@@ -59,12 +59,15 @@ class Task:
     recording: Recording
     callbacks: Sequence[Callback]
 
-    def run(self, settings: Mapping[str, Any] | None = None) -> SimulationResult:
+    def run(
+        self, settings: Mapping[str, Any] | None = None, data_folder: str | None = None
+    ) -> SimulationResult:
         """Refuses what cannot be, or trains.
 
         Args:
             settings: What config.toml records and a resumed run must agree with; described from
                 the task itself unless given.
+            data_folder: Where the data files are, for the run's directory to remember.
 
         Returns:
             What the run leaves behind.
@@ -96,6 +99,7 @@ class Task:
                 what = fingerprint(self.dataset.fingerprint(), self.model, self.loss)
                 if not directory.exists:  # nothing is written before all the above has worked
                     opened.enter_context(directory.begun(kept))
+                directory.remember_data_folder(data_folder)
             aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
