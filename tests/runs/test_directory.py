@@ -109,3 +109,47 @@ def test_looking_at_runs_loads_no_torch(tmp_path: Path) -> None:
     )
     said = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
     assert said.strip() == "False"
+
+
+def test_a_place_with_strangers_is_refused_and_left_alone(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt", ".hidden"):
+        (tmp_path / name).touch()
+    with pytest.raises(RunError, match=r"no run.*a\.txt, b\.txt, c\.txt and 1 more.*new or empty"):
+        RunDirectory(tmp_path).create({"rounds": 3})
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_what_a_killed_process_left_before_the_settings_is_no_stranger(tmp_path: Path) -> None:
+    for name in ("versions.json", "versions.json.part", "config.toml.part"):
+        (tmp_path / name).write_text("{}")
+    RunDirectory(tmp_path).create({"rounds": 3})
+    assert RunDirectory(tmp_path).settings() == {"rounds": 3}
+
+
+def test_a_run_that_fails_before_its_first_round_is_taken_back(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "new" / "run")
+
+    def fail_after(lines: str) -> None:
+        with run.begun({"rounds": 3}):
+            run.metrics_file.write_text(lines)
+            run.remember_data_folder(str(tmp_path))
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail_after('{"round": 0}\n')
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="full"):
+        fail_after('{"round": 0}\n{"round": 1}\n')
+    assert run.exists
+
+
+def test_the_data_folder_is_remembered_while_it_is_there(tmp_path: Path) -> None:
+    run, data = RunDirectory(tmp_path / "run"), tmp_path / "data"
+    run.create({"rounds": 3})
+    assert run.data_folder is None
+    data.mkdir()
+    run.remember_data_folder(str(data))
+    run.remember_data_folder(None)
+    assert run.data_folder == str(data)
+    data.rmdir()
+    assert run.data_folder is None

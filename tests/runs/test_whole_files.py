@@ -39,3 +39,10 @@ def test_what_fails_half_way_leaves_the_older_file_alone(
     with pytest.raises(OSError, match="disk full"):
         write_whole(file, "newer")
     assert file.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [file]  # no draft, and no empty file
+
+
+def test_files_have_the_mode_of_their_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour").touch()
+    write_whole(tmp_path / "whole", b"")
+    assert (tmp_path / "whole").stat().st_mode == (tmp_path / "neighbour").stat().st_mode

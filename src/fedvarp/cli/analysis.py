@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedvarp.cli.folders import telling_new_folders
+
 Runs = Annotated[
     list[Path],
     typer.Argument(
@@ -90,10 +92,11 @@ def plot(
         "allow_different": allow_different,
         "on_note": _remark,
     }
-    if against is not None:
-        typer.echo(analysis.plot_against(runs, against, out, **how))
-    else:
-        typer.echo(analysis.plot(runs, out, x=x, **how))
+    with telling_new_folders(out):
+        if against is not None:
+            typer.echo(analysis.plot_against(runs, against, out, **how))
+        else:
+            typer.echo(analysis.plot(runs, out, x=x, **how))
 
 
 def _remark(note: str) -> None:
@@ -112,15 +115,16 @@ def report(
     """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings."""
     from fedvarp import analysis
 
-    file = analysis.write_report(
-        runs,
-        out,
-        title=title,
-        target=target,
-        target_loss=target_loss,
-        smooth=smooth,
-        allow_different=allow_different,
-    )
+    with telling_new_folders(out):
+        file = analysis.write_report(
+            runs,
+            out,
+            title=title,
+            target=target,
+            target_loss=target_loss,
+            smooth=smooth,
+            allow_different=allow_different,
+        )
     typer.echo(file)
 
 
@@ -131,4 +135,5 @@ def compact(
     """Writes runs into one small file without their models and cohorts: enough to compare."""
     from fedvarp import analysis
 
-    typer.echo(analysis.compact(runs, out))
+    with telling_new_folders(out):
+        typer.echo(analysis.compact(runs, out))

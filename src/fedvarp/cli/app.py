@@ -7,12 +7,14 @@ takes seconds, only once the settings are known to be right.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedvarp.cli import analysis, diagnose
+from fedvarp.cli.encoding import print_whatever_the_encoding
 from fedvarp.cli.errors import (
     FAILED,
     INTERRUPTED,
@@ -48,6 +50,10 @@ Prolonged = Annotated[
 ]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder with the data files; else that of FEDVARP_DATA.")
+]
+DataDirOfRun = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the data files; else where the run had them."),
 ]
 TensorBoard = Annotated[
     Path | None,
@@ -131,7 +137,7 @@ def run(
 def resume(
     run: RunDir,
     overrides: Prolonged = None,
-    data_dir: DataDir = None,
+    data_dir: DataDirOfRun = None,
     tensorboard: TensorBoard = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -255,6 +261,7 @@ diagnose.register(app)
 
 def main() -> None:
     """The program `fedvarp`."""
+    print_whatever_the_encoding()
     interrupt_on_sigterm()
     app()
 
@@ -290,7 +297,8 @@ def _why_finished(run: Path, settings: Settings, overrides: list[str]) -> str:
 def _end(directory: Path, stopped: str | None, learned: bool, quiet: bool) -> None:
     if stopped == "interrupted":
         if not quiet:
-            typer.echo(f"Interrupted; nothing is lost. Go on: fedvarp resume {directory}", err=True)
+            again = f"fedvarp resume {shlex.quote(str(directory))}"
+            typer.echo(f"Interrupted; nothing is lost. Go on: {again}", err=True)
         raise typer.Exit(INTERRUPTED)
     if not learned:
         raise typer.Exit(LEARNED_NOTHING)

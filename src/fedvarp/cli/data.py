@@ -15,7 +15,7 @@ from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
 
 
 def fetch_and_verify(name: str, data_dir: Path | None, show: bool) -> Iterator[str]:
-    """Says what is there; downloads what is not, going on with an earlier attempt.
+    """Says what is there; downloads what is missing or damaged, going on with an earlier attempt.
 
     Args:
         name: "cifar10" or "shakespeare".
@@ -23,7 +23,7 @@ def fetch_and_verify(name: str, data_dir: Path | None, show: bool) -> Iterator[s
         show: Whether to show a bar.
 
     Raises:
-        DataError: What is there is damaged (and left alone), or the download failed.
+        DataError: The download failed, or the folder holds a damaged copy of another name besides.
     """
     folder = _folder(name, data_dir)
     load = _LOADERS[name]
@@ -32,11 +32,16 @@ def fetch_and_verify(name: str, data_dir: Path | None, show: bool) -> Iterator[s
         return
     except MissingDataError:
         yield f"{name} is not in {folder} yet; downloading it."
+    except DataError as damaged:
+        yield f"{damaged} Downloading it again."
     folder.mkdir(parents=True, exist_ok=True)
     with _bar(name, show) as progress:
         file = _DOWNLOADS[name](folder, progress=progress)
     yield f"Downloaded {file} ({file.stat().st_size:,} bytes)."
-    yield f"{name} in {folder} is complete and verified: {load(folder)!r}"
+    try:
+        yield f"{name} in {folder} is complete and verified: {load(folder)!r}"
+    except DataError as error:  # of another copy in the folder, which comes first
+        raise DataError(f"{error} {file} is sound: delete the damaged copy.") from error
     if data_dir is not None:
         yield f"Runs find it by --data-dir {folder}, or by {DATA_VARIABLE}={folder}."
 

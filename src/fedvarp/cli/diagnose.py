@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedvarp.cli.folders import telling_new_folders
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command to the program."""
@@ -85,4 +87,5 @@ def diagnose(
     if out is not None:
         from fedvarp.diagnosis.figure import draw
 
-        draw(found, out)
+        with telling_new_folders(out):
+            typer.echo(f"Drawn in {draw(found, out)}.", err=True)

@@ -74,7 +74,7 @@ def diagnose(
     else:
         settings = load_settings(source, overrides)
     _refuse_other_objectives(settings)
-    experiment = build(settings, data_dir)
+    experiment = build(settings, data_dir or directory.data_folder)
     flat = FlatModel(experiment.model.to(settings.trainer.device))
     track: Track = functools.partial(counted, show=progress)
     with torch_threads(settings.trainer.threads):

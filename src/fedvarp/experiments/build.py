@@ -10,9 +10,11 @@ FederatedDataset(100 clients, 1,600 examples, 10 classes, 45 clusters, 197 test 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +48,7 @@ DataFolder = str | os.PathLike[str] | None
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """Settings, and the objects they stand for."""
+    """Settings, the objects they stand for, and the folder that their data came from, if any."""
 
     settings: Settings
     dataset: FederatedDataset
@@ -54,6 +56,7 @@ class Experiment:
     loss: Loss
     sampler: ClientSampler
     server_optimizer: ServerOptimizer
+    data_folder: str | None = None
 
     @property
     def local_sgd(self) -> LocalSGD:
@@ -111,7 +114,7 @@ class Experiment:
     ) -> SimulationResult:
         """Trains; config.toml will hold the settings. See `task` for the arguments."""
         task = self.task(out, resume=resume, progress=progress, callbacks=callbacks)
-        return task.run(self.settings.as_toml())
+        return task.run(self.settings.as_toml(), self.data_folder)
 
 
 def build(settings: Settings, data_dir: DataFolder = None) -> Experiment:
@@ -149,7 +152,16 @@ def _built(settings: Settings, data_dir: DataFolder) -> Experiment:
         loss=own_loss if settings.loss is None else LOSSES.find(settings.loss),
         sampler=_sampler(settings, dataset),
         server_optimizer=_server_optimizer(settings.server),
+        data_folder=_data_folder(settings, data_dir),
     )
+
+
+def _data_folder(settings: Settings, data_dir: DataFolder) -> str | None:
+    """Where the data files are; None for data that comes without."""
+    if "root" not in inspect.signature(DATASETS.find(settings.data.name)).parameters:
+        return None
+    folder = data_dir or os.environ.get(DATA_VARIABLE)
+    return str(Path(folder).expanduser().resolve()) if folder else None
 
 
 def _dataset(settings: Settings, data_dir: DataFolder) -> FederatedDataset:

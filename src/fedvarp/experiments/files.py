@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from fedvarp.experiments.settings import CHOICES, Settings
 from fedvarp.runs.identity import nested
-from fedvarp.settings.problems import SettingsError, explain
+from fedvarp.settings.problems import SettingsError, explain, fields_of
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
 """The one setting that everybody changes, by the paper's name for it."""
@@ -93,6 +93,25 @@ def settings_of_run(config: Mapping[str, Any], where: str, overrides: Sequence[s
     layers.add(config, where)
     layers.add_overrides(overrides)
     return layers.settings()
+
+
+def setting_named(name: str) -> str | None:
+    """The dotted name of a setting, by that name, its short one, or the last part of it.
+
+    >>> setting_named("rounds"), setting_named("batch_size"), setting_named("foo")
+    ('rounds', 'local_sgd.batch_size', None)
+
+    Args:
+        name: What somebody calls it.
+
+    Returns:
+        Its name; None if there is none, or more than one.
+    """
+    known = [dotted for dotted, _ in fields_of(Settings)]
+    if name in known or name in SHORT_NAMES:
+        return name
+    found = [dotted for dotted in known if dotted.endswith(f".{name}")]
+    return found[0] if len(found) == 1 else None
 
 
 def preset_names() -> list[str]:

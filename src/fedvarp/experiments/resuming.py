@@ -34,7 +34,8 @@ def resume(
         run: The run's directory.
         overrides: How long to go on, if not as planned: ``["rounds=2000"]``. The directory keeps
             it, so that the next resume need not be told.
-        data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
+        data_dir: Where the data files are; None: where they were, or else in the folder of
+            FEDVARP_DATA.
         progress: Whether to show a bar; None: in a terminal.
         callbacks: Called with each round's record and the server.
 
@@ -49,7 +50,7 @@ def resume(
     settings = resumed_settings(run, overrides)
     from fedvarp.experiments.build import build  # not before the settings are right: it loads torch
 
-    experiment = build(settings, data_dir)
+    experiment = build(settings, data_dir or RunDirectory(run).data_folder)
     with safe_rounds(run):
         return experiment.run(run, resume=True, progress=progress, callbacks=callbacks)
 

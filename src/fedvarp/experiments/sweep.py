@@ -169,6 +169,8 @@ class Sweep:
         for directory, settings in runs:
             if RunDirectory(directory).exists:
                 refuse_to_go_on(RunDirectory(directory), settings)
+            else:
+                RunDirectory(directory).refuse_if_taken()
         left = _unfinished(dict(runs))
         if left and runs_here:
             _try_with_the_data(next(iter(left.values())), data_dir)
@@ -249,10 +251,13 @@ def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
     # Not before everything else is right: they load torch.
     from fedvarp.clusters.names import clusters_by_name
     from fedvarp.experiments.build import build
+    from fedvarp.simulation.checks import refuse_impossible
 
-    dataset = build(settings, data_dir).dataset
+    experiment = build(settings, data_dir)
     try:
-        clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
+        refuse_impossible(experiment.task(settings.run_name))
+        table = settings.table
+        clusters_by_name(table.clusters, table.recluster_every, experiment.dataset)
     except ValueError as error:
         raise SettingsError(str(error)) from error
 

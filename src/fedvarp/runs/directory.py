@@ -6,6 +6,7 @@ metrics.jsonl       one line a round; the same, byte for byte, however often it 
 timings.jsonl       how long each round took: not the same twice, so in a file of its own
 checkpoint/         the last whole round
 model.safetensors   the final model
+data_folder.txt     where its data files were, if it needs any; no part of what the run is
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class RunDirectory:
         self.checkpoint_folder = self.path / "checkpoint"
         self.model_file = self.path / "model.safetensors"
         self.versions_file = self.path / "versions.json"
+        self.data_folder_file = self.path / "data_folder.txt"
 
     @property
     def exists(self) -> bool:
@@ -124,7 +126,13 @@ class RunDirectory:
 
     def _remove(self, new_places: list[Path]) -> None:
         """Removes the files of the run, and those of the directories that it leaves empty."""
-        files = (*self._first_files, self.metrics_file, self.timings_file, self.model_file)
+        files = (
+            *self._first_files,
+            self.metrics_file,
+            self.timings_file,
+            self.model_file,
+            self.data_folder_file,
+        )
         shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
         for file in files:
             file.unlink(missing_ok=True)
@@ -167,6 +175,23 @@ class RunDirectory:
                 f"{self.config_file} is damaged ({error}). Restore it from a copy, or leave the "
                 f"run out."
             ) from error
+
+    def remember_data_folder(self, folder: str | None) -> None:
+        """Notes where the data files are, so that the run can be resumed without being told.
+
+        Args:
+            folder: An absolute path; None: nothing to note.
+        """
+        if folder is not None and folder != self.data_folder:
+            write_whole(self.data_folder_file, f"{folder}\n")
+
+    @property
+    def data_folder(self) -> str | None:
+        """Where the data files were; None if the run needs none, or they are there no longer."""
+        if not self.data_folder_file.exists():
+            return None
+        folder = self.data_folder_file.read_text(encoding="utf-8").removesuffix("\n")
+        return folder if Path(folder).exists() else None
 
     def metrics(self) -> list[dict[str, Any]]:
         """Reads metrics.jsonl.

@@ -62,19 +62,22 @@ class Task:
     recording: Recording
     callbacks: Sequence[Callback]
 
-    def run(self, settings: Mapping[str, Any] | None = None) -> SimulationResult:
+    def run(
+        self, settings: Mapping[str, Any] | None = None, data_folder: str | None = None
+    ) -> SimulationResult:
         """Refuses what cannot be, or trains.
 
         Args:
             settings: What config.toml records and a resumed run must agree with; described from
                 the task itself unless given.
+            data_folder: Where the data files are, for the run's directory to remember.
 
         Returns:
             What the run leaves behind.
         """
         refuse_impossible(self)
         with self._threads():
-            return self._run(settings)
+            return self._run(settings, data_folder)
 
     def _threads(self) -> contextlib.AbstractContextManager[None]:
         """Who makes a trainer of their own has torch as they want it."""
@@ -82,7 +85,7 @@ class Task:
             return contextlib.nullcontext()
         return torch_threads(self.trainer.threads)
 
-    def _run(self, settings: Mapping[str, Any] | None) -> SimulationResult:
+    def _run(self, settings: Mapping[str, Any] | None, data_folder: str | None) -> SimulationResult:
         directory = None if self.recording.out is None else RunDirectory(self.recording.out)
         kept: dict[str, Any] = {}
         given: dict[str, Any] = {}
@@ -107,9 +110,10 @@ class Task:
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)
-            if directory is not None and not directory.exists:
-                # nothing is written before all the above has worked
-                opened.enter_context(directory.begun(kept))
+            if directory is not None:
+                if not directory.exists:  # nothing is written before all the above has worked
+                    opened.enter_context(directory.begun(kept))
+                directory.remember_data_folder(data_folder)
             aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
