@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -732,7 +732,7 @@ CALLS = (
 
 
 @pytest.fixture
-def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Around]:
+def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Around:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDVARP_DATA", raising=False)
     return Around(tmp_path)

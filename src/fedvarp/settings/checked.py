@@ -59,8 +59,9 @@ def check_fields(instance: Any) -> None:
     Raises:
         SettingsError: A field is out of bounds.
     """
-    for name, (adapter, hint) in _field_adapters(type(instance)).items():
-        _validated(adapter, hint, type(instance).__name__, name, getattr(instance, name))
+    kind: Any = type(instance)
+    for name, (adapter, hint) in _field_adapters(kind).items():
+        _validated(adapter, hint, kind.__name__, name, getattr(instance, name))
 
 
 @functools.cache
