@@ -154,7 +154,7 @@ def test_the_test_set_can_be_looked_at_in_part(some_digits: FederatedDataset) ->
     assert bits(short_run(some_digits, num_test_examples=50)) == bits(some)
     assert bits(short_run(some_digits, num_test_examples=10**6)) == bits(whole)
     assert "test_loss" not in short_run(some_digits, num_test_examples=0).metrics[3]
-    with pytest.raises(ValueError, match="target_accuracy=0.5 .*num_test_examples is 0"):
+    with pytest.raises(ValueError, match=r"target_accuracy=0.5 .*num_test_examples is 0"):
         short_run(some_digits, num_test_examples=0, target_accuracy=0.5)
 
 
