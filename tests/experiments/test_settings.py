@@ -97,7 +97,8 @@ def test_later_sources_win(tmp_path: Path) -> None:
 def test_steps_replace_epochs_and_epochs_steps() -> None:
     by_steps = load_settings("digits", ["local_sgd.steps=3"]).local_sgd
     assert (by_steps.epochs, by_steps.steps) == (None, 3)
-    back = load_settings("digits", ["local_sgd.steps=3", "local_sgd.epochs=2"]).local_sgd
+    of_a_run = load_settings("digits", ["local_sgd.steps=3"]).as_toml()
+    back = settings_of_run(of_a_run, "config.toml", ["local_sgd.epochs=2"]).local_sgd
     assert (back.epochs, back.steps) == (2, None)
 
 

@@ -61,7 +61,7 @@ def check_fields(instance: Any) -> None:
     """
     kind: Any = type(instance)
     for name, (adapter, hint) in _field_adapters(kind).items():
-        _validated(adapter, hint, type(instance).__name__, name, getattr(instance, name))
+        _validated(adapter, hint, kind.__name__, name, getattr(instance, name))
 
 
 @functools.cache
