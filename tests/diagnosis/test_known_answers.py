@@ -95,6 +95,27 @@ def test_one_steep_client_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("normalised", ["false", "true"])
+@pytest.mark.parametrize(
+    ("federation", "rate", "steep", "bounces"),
+    [
+        ("one_large", 0.5, "", ""),  # f̃_0 = 20/2.9 f_0, but its steps are of 0.5 · L = 0.5
+        ("one_small_and_steep", 0.25, "Client 0 is 1e+02 times as steep", "curvature is 2.5, "),
+    ],
+)
+def test_local_steps_bounce_on_the_clients_own_losses(
+    tmp_path: Path, federation: str, rate: float, steep: str, bounces: str, normalised: str
+) -> None:
+    """How many steps a client takes makes none of them longer, whatever it weighs."""
+    file = tmp_path / "known.toml"
+    file.write_text(CONFIG + f'[data]\nname = "known_federations:{federation}"\n')
+    changes = ["local_sgd.epochs=1", "local_sgd.batch_size=10", f"client_lr={rate}"]
+    changes.append(f"local_sgd.normalise_steps={normalised}")
+    text = " ".join(advise(diagnose(file, changes, updates=False, progress=False)))
+    assert (steep in text) if steep else ("times as steep" not in text)
+    assert (bounces in text) if bounces else ("bounce" not in text)
+
+
+@pytest.mark.parametrize("normalised", ["false", "true"])
 def test_identical_clients_of_unequal_sizes_do_not_drift(tmp_path: Path, normalised: str) -> None:
     found = diagnosed(
         tmp_path,

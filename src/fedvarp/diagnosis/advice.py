@@ -202,17 +202,23 @@ def _unequal(found: Diagnosis) -> bool:
 
 
 def _of_the_steepest(found: Diagnosis) -> str:
+    """Whether one client is far steeper than others, and whether local steps bounce.
+
+    Both by the clients' own f_i, which local steps descend; L of the theorems is that of
+    f̃_i = (τ_i/τ̄) f_i, by which a large client looks steep, and a small one flat.
+    """
     L = found.measured.smoothness
-    reach = found.client_lr * L.curvature
+    reach = found.client_lr * L.own_curvature
     line = ""
-    if L.curvature > _STEEP * L.median_screened > 0:
+    if L.own_curvature > _STEEP * L.median_screened > 0:
+        decides = L.by_client[L.steepest] == L.curvature
         line = (
-            f"Client {L.steepest} is {L.curvature / L.median_screened:.2g} times as steep as the "
-            f"median client, and decides about L."
+            f"Client {L.steepest} is {L.own_curvature / L.median_screened:.2g} times as steep as "
+            f"the median client{', and decides about L' if decides else ''}."
         )
     if reach > 2:
         line += (
             f" The client rate times the largest curvature is {reach:.2g}, above 2: there local "
-            f"steps bounce instead of descending. Rates below {2 / L.curvature:.2g} do not."
+            f"steps bounce instead of descending. Rates below {2 / L.own_curvature:.2g} do not."
         )
     return line.strip()
