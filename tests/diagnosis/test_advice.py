@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedvarp.diagnosis import Diagnosis, advise, diagnose
+from fedvarp.diagnosis import Diagnosis, advise, as_text, diagnose, rank_remedies
 from fedvarp.diagnosis.wording import shares
 from fedvarp.theory import UpdateSpread
 from fedvarp.theory.step_errors import RowSpread
@@ -110,3 +110,24 @@ def test_shares_count_estimates_below_zero_as_none() -> None:
     parts = shares(errors)
     assert parts["client_drift"] == 0
     assert sum(parts.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("algorithm", "label"), [("scaffold", "SCAFFOLD"), ("mifa", "MIFA")])
+def test_a_step_that_is_not_measured_is_not_said_to_be_the_runs(
+    found: Diagnosis, algorithm: str, label: str
+) -> None:
+    settings = found.settings.model_copy(update={"algorithm": algorithm})
+    other = dataclasses.replace(found, settings=settings)
+    lines = advise(other)
+    said = f"This run trains with {label}, whose step is not measured here"
+    assert any(line.startswith(said) for line in lines)
+    assert not any("of now" in line or "than now" in line for line in lines)
+    ranked = rank_remedies(other)
+    assert not any("(now)" in remedy.name for remedy in ranked)
+    baseline = next(remedy for remedy in ranked if remedy.is_baseline)
+    assert (baseline.name, baseline.setting) == ("FedAvg", "algorithm=fedavg")
+    more = next(remedy for remedy in ranked if "clients a round" in remedy.name)
+    assert more.setting == "algorithm=fedavg --set clients_per_round=8"
+    text = as_text(other, lines)
+    assert f"The run trains with {label}" in text
+    assert not any("whose step is not measured" in line for line in advise(found))

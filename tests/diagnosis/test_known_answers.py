@@ -67,7 +67,7 @@ def test_pure_drift_is_drift(tmp_path: Path) -> None:
     best, now = rank_remedies(found)
     assert best.name.endswith("half the rate")
     assert best.helps
-    assert now.is_now
+    assert now.is_baseline
     # To first order drift is proportional to the rate, its square to the rate's.
     assert best.total.value < 0.5 * now.total.value
 

@@ -58,7 +58,7 @@ def test_json_holds_the_errors_with_the_rows_of_a_run(with_rows: Diagnosis) -> N
 
 def test_remedies_are_ranked_with_their_costs(found: Diagnosis, with_rows: Diagnosis) -> None:
     by_name = {remedy.name: remedy for remedy in rank_remedies(found)}
-    assert by_name["FedVARP (now)"].is_now
+    assert by_name["FedVARP (now)"].is_baseline
     assert by_name["FedAvg"].table_bytes == 0
     assert by_name["FedVARP, 8 clients a round"].round_bytes == 2 * 8 * 40  # 10 float32 both ways
     assert by_name["FedAvg"].round_bytes == 2 * 4 * 40
@@ -67,7 +67,7 @@ def test_remedies_are_ranked_with_their_costs(found: Diagnosis, with_rows: Diagn
         by_name[f"ClusterFedVARP, {which}"] for which in ("the 5 measured", "5 by k-means")
     )
     assert found_again.total.value == pytest.approx(planted.total.value, rel=1e-3)
-    assert found_again.setting == "algorithm=cluster_fedvarp, table.clusters=auto:5"
+    assert found_again.setting == "algorithm=cluster_fedvarp --set table.clusters=auto:5"
     with_own = {remedy.name: remedy for remedy in rank_remedies(with_rows)}
     now = with_own["ClusterFedVARP, its rows (now)"]
     assert with_rows.step_errors_with_rows is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.remedies import Remedy, rank_remedies
+from fedvarp.diagnosis.remedies import Remedy, rank_remedies, unmeasured_algorithm
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.wording import WORDS, listed, percent, shares, with_interval
 from fedvarp.theory.step_errors import StepErrors
@@ -30,7 +30,12 @@ def advise_on_steps(found: Diagnosis) -> list[str]:
     Returns:
         Sentences, one or several to a line; some may be empty.
     """
-    return [_of_the_step(found), _of_progress(found), *_what_would_help(found)]
+    return [
+        _of_the_step(found),
+        _of_another_algorithm(found),
+        _of_progress(found),
+        *_what_would_help(found),
+    ]
 
 
 def _of_the_step(found: Diagnosis) -> str:
@@ -48,6 +53,16 @@ def _of_the_step(found: Diagnosis) -> str:
     if found.updates is not None and found.updates.diverged:
         line += f" {found.updates.diverged} clients diverged and are left out."
     return line
+
+
+def _of_another_algorithm(found: Diagnosis) -> str:
+    own = unmeasured_algorithm(found)
+    if own is None:
+        return ""
+    return (
+        f"This run trains with {own}, whose step is not measured here: all of this is about steps "
+        f"from its model, and remedies are compared with one of FedAvg."
+    )
 
 
 def _verdict(found: Diagnosis) -> str:
@@ -81,7 +96,7 @@ def _of_progress(found: Diagnosis) -> str:
 def _what_would_help(found: Diagnosis) -> list[str]:
     """The remedies that leave least, with and without memory, and what the run's rows are worth."""
     ranked = rank_remedies(found)
-    now = next(remedy for remedy in ranked if remedy.is_now)
+    now = next(remedy for remedy in ranked if remedy.is_baseline)
     lines = [_of_own_rows(found)]
     if _is_nothing(found, now.errors):
         lines.append(
@@ -96,26 +111,27 @@ def _what_would_help(found: Diagnosis) -> list[str]:
             "changes include none."
         )
         return lines
-    lines.append(f"Least would be left by {_told(helping[0], now)}.")
+    than = "now" if unmeasured_algorithm(found) is None else "FedAvg"
+    lines.append(f"Least would be left by {_told(helping[0], now, than)}.")
     cheap = [remedy for remedy in helping if remedy.table_bytes <= now.table_bytes]
     if helping[0].table_bytes > now.table_bytes and cheap:
-        lines[-1] += f" Without more memory at the server, by {_told(cheap[0], now)}."
-    lines[-1] += _unsupported(ranked, now)
+        lines[-1] += f" Without more memory at the server, by {_told(cheap[0], now, than)}."
+    lines[-1] += _unsupported(ranked, now, than)
     return lines
 
 
-def _told(remedy: Remedy, now: Remedy) -> str:
+def _told(remedy: Remedy, now: Remedy, than: str) -> str:
     cost = [
         *([f"{in_bytes(remedy.table_bytes)} of rows"] if remedy.table_bytes else []),
         *([remedy.price] if remedy.price else []),
     ]
     price = f", for {' and '.join(cost)}" if cost else ""
     of_it = percent(max(remedy.total.value, 0.0) / now.total.value)
-    return f"{remedy.name}: {with_interval(remedy.total)}, {of_it} of now{price}"
+    return f"{remedy.name}: {with_interval(remedy.total)}, {of_it} of {than}{price}"
 
 
-def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
-    """Remedies that look better than now, but whose intervals do not support it."""
+def _unsupported(ranked: Sequence[Remedy], now: Remedy, than: str) -> str:
+    """Remedies that look better than the baseline, but whose intervals do not support it."""
     doubtful = [
         remedy.name
         for remedy in ranked
@@ -123,7 +139,9 @@ def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
     ]
     if not doubtful:
         return ""
-    return f" That these leave less than now, the intervals do not support: {'; '.join(doubtful)}."
+    return (
+        f" That these leave less than {than}, the intervals do not support: {'; '.join(doubtful)}."
+    )
 
 
 def _of_own_rows(found: Diagnosis) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from fedvarp.analysis.styles import LOOKS, with_rows
+from fedvarp.analysis.styles import LOOKS, look_of, with_rows
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.measuring_updates import MeasuredUpdates
@@ -29,15 +29,16 @@ class Remedy:
 
     Attributes:
         name: What it is.
-        setting: How it is had, as after --set; empty for the training as it is.
+        setting: How it is had, to be pasted after --set; empty for the training as it is.
         errors: What would be left, by cause.
         total: What would be left in all.
-        change: How much that is more than now.
+        change: How much that is more than what remedies are compared with.
         table_bytes: What the server's table would take.
         round_bytes: What a round would send, both ways.
         price: What else it costs.
         known_from: What the figures come from.
-        is_now: Whether it is the training as it is.
+        is_baseline: Whether it is what the others are compared with: the training as it is, or a
+            step of FedAvg where the run's own is not measured (`unmeasured_algorithm`).
     """
 
     name: str
@@ -49,11 +50,11 @@ class Remedy:
     round_bytes: int
     price: str
     known_from: str
-    is_now: bool = False
+    is_baseline: bool = False
 
     @property
     def helps(self) -> bool:
-        """Whether the interval supports that it leaves less than now."""
+        """Whether the interval supports that it leaves less than the baseline."""
         return self.change.high < 0
 
     def as_json(self) -> dict[str, Any]:
@@ -80,8 +81,8 @@ def rank_remedies(found: Diagnosis) -> list[Remedy]:
         found: The diagnosis.
 
     Returns:
-        The training as it is and each remedy, the smallest error first; none if no client was
-        trained.
+        What remedies are compared with and each remedy, the smallest error first; none if no
+        client was trained.
     """
     updates = found.updates
     if updates is None:
@@ -89,11 +90,28 @@ def rank_remedies(found: Diagnosis) -> list[Remedy]:
     return sorted(_all(found, updates), key=lambda remedy: remedy.total.value)
 
 
+def unmeasured_algorithm(found: Diagnosis) -> str | None:
+    """Names the algorithm of a training whose step is not measured.
+
+    SCAFFOLD and MIFA take steps that no spread of updates tells of, and without two clients of one
+    cluster nothing is known of ClusterFedVARP. Remedies are then compared with a step of FedAvg.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        Its name in print; None if its step is measured.
+    """
+    own = found.settings.algorithm
+    return None if own in found.algorithms else look_of(own).label
+
+
 @dataclass(frozen=True)
 class _AsItIs:
-    """The training as it is: what remedies are compared with."""
+    """What remedies are compared with: the training as it is, or a step of FedAvg."""
 
     algorithm: str
+    setting: str  # what makes the training this; empty if it is
     name: str
     rows: int
     known_from: str
@@ -104,7 +122,9 @@ def _as_it_is(found: Diagnosis) -> _AsItIs:
     """The run's algorithm, with its rows if at hand; FedAvg for others than the paper's."""
     N, sizes = found.measured.num_clients, found.measured.cluster_sizes
     own = found.settings.algorithm
-    algorithm = own if own in found.algorithms else "fedavg"
+    is_measured = unmeasured_algorithm(found) is None
+    algorithm = own if is_measured else "fedavg"
+    setting = "" if is_measured else "algorithm=fedavg"
     rows = {"fedavg": 0, "fedvarp": N, "cluster_fedvarp": len(sizes or [])}[algorithm]
     name = LOOKS[algorithm].label
 
@@ -117,8 +137,8 @@ def _as_it_is(found: Diagnosis) -> _AsItIs:
         return spread.errors(N, M, sizes)[algorithm]
 
     if found.step_errors_with_rows is not None:
-        return _AsItIs(algorithm, with_rows(name), rows, FROM_ROWS, with_own_rows)
-    return _AsItIs(algorithm, name, rows, FROM_UPDATES, with_fresh_rows)
+        return _AsItIs(algorithm, setting, with_rows(name), rows, FROM_ROWS, with_own_rows)
+    return _AsItIs(algorithm, setting, name, rows, FROM_UPDATES, with_fresh_rows)
 
 
 def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
@@ -147,7 +167,12 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         )
 
     as_now = remedy(
-        f"{now.name} (now)", "", now.rows, lambda s: now.errors(s, M), now.known_from, is_now=True
+        now.name if now.setting else f"{now.name} (now)",
+        now.setting,
+        now.rows,
+        lambda s: now.errors(s, M),
+        now.known_from,
+        is_baseline=True,
     )
     yield as_now
     if M == N:
@@ -182,14 +207,14 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         if 1 < point.num_clusters < N:
             yield remedy(
                 f"ClusterFedVARP, {point.num_clusters} by k-means",
-                f"algorithm=cluster_fedvarp, table.clusters=auto:{point.num_clusters}",
+                pasteable("algorithm=cluster_fedvarp", f"table.clusters=auto:{point.num_clusters}"),
                 point.num_clusters,
                 partial(_of_found_clusters, K=point.num_clusters, sizes=point.sizes, M=M),
             )
     more = min(2 * M, N)
     yield remedy(
         f"{now.name}, {more} clients a round",
-        f"clients_per_round={more}",
+        pasteable(now.setting, f"clients_per_round={more}"),
         now.rows,
         lambda s: now.errors(s, more),
         now.known_from,
@@ -197,6 +222,21 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         price=f"{more / M:.2g} × the clients",
     )
     yield from _trained_anew(found, updates, now, as_now)
+
+
+def pasteable(*settings: str) -> str:
+    """Joins settings so that they may be pasted after one --set.
+
+    >>> pasteable("", "algorithm=cluster_fedvarp", "table.clusters=auto:5")
+    'algorithm=cluster_fedvarp --set table.clusters=auto:5'
+
+    Args:
+        settings: Such as "client_lr=0.1"; empty ones are left out.
+
+    Returns:
+        All of them.
+    """
+    return " --set ".join(setting for setting in settings if setting)
 
 
 def _of_found_clusters(spread: UpdateSpread, K: int, sizes: list[int], M: int) -> StepErrors:
@@ -231,7 +271,7 @@ def _trained_anew(
         error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
         yield Remedy(
             name=f"{now.name}, {name}",
-            setting=setting,
+            setting=pasteable(now.setting, setting),
             errors=_moved(
                 as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
             ),
