@@ -131,3 +131,18 @@ def test_a_step_that_is_not_measured_is_not_said_to_be_the_runs(
     text = as_text(other, lines)
     assert f"The run trains with {label}" in text
     assert not any("whose step is not measured" in line for line in advise(found))
+
+
+def test_what_no_setting_has_is_shown_and_not_advised(
+    found: Diagnosis, with_rows: Diagnosis
+) -> None:
+    """The best β is never worse than FedVARP: it would always come first."""
+    for one in (changed(found, noise=1.0, between_clients=9.0, drift=0.0), with_rows):
+        assert any("β" in remedy.name and not remedy.setting for remedy in rank_remedies(one))
+        assert not any("β" in line for line in advise(one))
+        shown = [line for line in as_text(one, []).splitlines() if "β = " in line]
+        assert shown
+        assert all("(no setting yet)" in line for line in shown)
+    assert all(
+        remedy.setting or remedy.is_baseline for remedy in rank_remedies(found) if remedy.can_be_had
+    )

@@ -95,7 +95,7 @@ def _of_progress(found: Diagnosis) -> str:
 
 def _what_would_help(found: Diagnosis) -> list[str]:
     """The remedies that leave least, with and without memory, and what the run's rows are worth."""
-    ranked = rank_remedies(found)
+    ranked = [remedy for remedy in rank_remedies(found) if remedy.can_be_had]
     now = next(remedy for remedy in ranked if remedy.is_baseline)
     lines = [_of_own_rows(found)]
     if _is_nothing(found, now.errors):

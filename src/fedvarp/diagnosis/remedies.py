@@ -39,6 +39,8 @@ class Remedy:
         known_from: What the figures come from.
         is_baseline: Whether it is what the others are compared with: the training as it is, or a
             step of FedAvg where the run's own is not measured (`unmeasured_algorithm`).
+        can_be_had: Whether some setting has it. None has a β below 1 yet: what it would leave is
+            shown, but not advised.
     """
 
     name: str
@@ -51,6 +53,12 @@ class Remedy:
     price: str
     known_from: str
     is_baseline: bool = False
+    can_be_had: bool = True
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        return self.name if self.can_be_had else f"{self.name} (no setting yet)"
 
     @property
     def helps(self) -> bool:
@@ -63,6 +71,7 @@ class Remedy:
         return {
             "name": self.name,
             "setting": self.setting,
+            "can_be_had": self.can_be_had,
             "algorithm": self.errors.algorithm,
             **{cause: getattr(self.errors, cause) for cause in causes},
             "total": self.total.as_json(),
@@ -185,7 +194,11 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
     beta = spread.best_beta(N)
     if beta < 0.995:
         yield remedy(
-            f"FedVARP with β = {beta:.2f}", "", N, lambda s: s.fedvarp(N, M, s.best_beta(N))
+            f"FedVARP with β = {beta:.2f}",
+            "",
+            N,
+            lambda s: s.fedvarp(N, M, s.best_beta(N)),
+            can_be_had=False,
         )
     if now.known_from == FROM_ROWS:
         yield remedy(
@@ -194,6 +207,7 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
             now.rows,
             lambda s: s.errors_with_part_of_rows(s.best_beta_with_rows(), N, M),
             FROM_ROWS,
+            can_be_had=False,
         )
     sizes = found.measured.cluster_sizes
     if sizes is not None and (now.algorithm != "cluster_fedvarp" or now.known_from == FROM_ROWS):

@@ -138,7 +138,7 @@ def _remedies(found: Diagnosis) -> Table:
     compared_with = "now" if own is None else "compared with"
     lines = [
         (
-            remedy.name,
+            remedy.label,
             f"{remedy.total.value:.3g}",
             _range(remedy.total),
             compared_with if remedy.is_baseline else _range(remedy.change),
