@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from fedvarp.diagnosis import Diagnosis, advise, diagnose, rank_remedies
+from fedvarp.theory.intervals import Estimate
 
 CONFIG = """
 rounds = 4
@@ -142,3 +144,32 @@ def test_few_clients_do_not_support_advice(tmp_path: Path) -> None:
     text = " ".join(advise(found))
     assert "The intervals do not tell which is the largest" in text
     assert "Measure more clients (--sample)" in text
+
+
+def test_one_client_neither_drifts_nor_is_chosen(tmp_path: Path) -> None:
+    """The pooled data is its own: mini-batches are all there is, known from two draws."""
+    file = tmp_path / "known.toml"
+    file.write_text(
+        CONFIG + '[data]\nname = "known_federations:apart"\nnum_clients = 1\nnoise = 1.0\n'
+    )
+    changes = ["clients_per_round=1", "local_sgd.steps=5", "local_sgd.batch_size=3"]
+    found = diagnose(file, changes, progress=False)
+    line = advise(found)[0]
+    assert OF["mini-batches"] in line
+    assert "100% from mini-batches" in line
+    assert found.interval("client_drift") == Estimate.exact(0.0)
+    noise = found.interval("stochastic_gradient")
+    assert noise.value > 0
+    assert noise.low < 0.5 * noise.value < 2 * noise.value < noise.high
+
+
+def test_the_choice_of_clients_is_no_cause_where_all_take_part(tmp_path: Path) -> None:
+    """Noise, and drift that is not told from none: that is all one may hesitate between."""
+    changes = ["clients_per_round=20", "local_sgd.batch_size=2", "local_sgd.lr=0.01"]
+    found = diagnosed(tmp_path, "noisy", *changes)
+    assert found.updates is not None
+    spread = dataclasses.replace(found.updates.spread, drift=found.updates.spread.noise / 20)
+    updates = dataclasses.replace(found.updates, spread=spread)
+    line = advise(dataclasses.replace(found, updates=updates))[0]
+    assert "do not tell which is the largest" in line
+    assert "the choice of clients" not in line

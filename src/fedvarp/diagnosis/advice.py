@@ -74,13 +74,21 @@ def _of_the_bound(found: Diagnosis) -> str:
         f"{listed(shares(at_most))}."
     )
     if used > allowed:
-        beyond = listed(shares(found.terms(used)["fedavg"]))
+        beyond = found.terms(used)["fedavg"]
         line += (
-            f" The run's rate of {used:.2g} is {used / allowed:.0f} times the largest for which "
-            f"the theorem is proved here. Its formula there ({beyond}) bounds nothing; rates that "
-            f"work in practice are usually beyond the theorems."
+            f" The run's rate of {used:.2g} is {_times(used / allowed)} the largest for which the "
+            f"theorem is proved here."
         )
+        if beyond.floor > 0:
+            line += f" Its formula there ({listed(shares(beyond))}) bounds nothing."
+        line += " Rates that work in practice are usually beyond the theorems."
     return line
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1.05:
+        return "just above"
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
 
 
 def _memory(found: Diagnosis) -> str:

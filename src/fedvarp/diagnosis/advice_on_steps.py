@@ -66,9 +66,11 @@ def _of_another_algorithm(found: Diagnosis) -> str:
 
 
 def _verdict(found: Diagnosis) -> str:
-    """The largest cause, if the intervals tell it from the others."""
+    """The largest cause, if the intervals tell it from the others that there are."""
     errors = found.step_errors["fedavg"]
-    largest, *others = sorted(WORDS, key=lambda cause: -float(getattr(errors, cause)))
+    nothing = _next_to_nothing(found) / len(WORDS)  # so that not all of them can be below it
+    causes = [cause for cause in WORDS if found.interval(cause).high > nothing]
+    largest, *others = sorted(causes, key=lambda cause: -float(getattr(errors, cause)))
     rivals = [cause for cause in others if found.excess(largest, cause).low <= 0]
     if rivals:
         either = " or ".join(WORDS[cause] for cause in (largest, *rivals))
@@ -112,12 +114,19 @@ def _what_would_help(found: Diagnosis) -> list[str]:
         )
         return lines
     than = "now" if unmeasured_algorithm(found) is None else "FedAvg"
-    lines.append(f"Least would be left by {_told(helping[0], now, than)}.")
+    least = min(helping, key=_error_to_rank_by)
+    lines.append(f"Least would be left by {_told(least, now, than)}.")
     cheap = [remedy for remedy in helping if remedy.table_bytes <= now.table_bytes]
-    if helping[0].table_bytes > now.table_bytes and cheap:
-        lines[-1] += f" Without more memory at the server, by {_told(cheap[0], now, than)}."
+    if least.table_bytes > now.table_bytes and cheap:
+        cheapest = min(cheap, key=_error_to_rank_by)
+        lines[-1] += f" Without more memory at the server, by {_told(cheapest, now, than)}."
     lines[-1] += _unsupported(ranked, now, than)
     return lines
+
+
+def _error_to_rank_by(remedy: Remedy) -> float:
+    """The error left; where its estimate fell below zero, which says little, its upper end."""
+    return remedy.total.value if remedy.total.value > 0 else remedy.total.high
 
 
 def _told(remedy: Remedy, now: Remedy, than: str) -> str:
@@ -126,8 +135,10 @@ def _told(remedy: Remedy, now: Remedy, than: str) -> str:
         *([remedy.price] if remedy.price else []),
     ]
     price = f", for {' and '.join(cost)}" if cost else ""
-    of_it = percent(max(remedy.total.value, 0.0) / now.total.value)
-    return f"{remedy.name}: {with_interval(remedy.total)}, {of_it} of {than}{price}"
+    share = ""
+    if remedy.total.value > 0 and now.total.value > 0:
+        share = f", {percent(remedy.total.value / now.total.value)} of {than}"
+    return f"{remedy.name}: {with_interval(remedy.total)}{share}{price}"
 
 
 def _unsupported(ranked: Sequence[Remedy], now: Remedy, than: str) -> str:
@@ -149,7 +160,9 @@ def _of_own_rows(found: Diagnosis) -> str:
     everybody = found.settings.clients_per_round == found.measured.num_clients
     if own is None or not found.round or everybody or _is_nothing(found, fedavg):
         return ""
-    ratio = own.total / fedavg.total
+    if fedavg.total <= 0:
+        return ""  # too noisy an estimate to be divided by
+    ratio = max(own.total, 0.0) / fedavg.total
     if ratio < 1:
         return f"With the rows of this run as they are, {percent(ratio)} of FedAvg's error is left."
     return (
@@ -160,7 +173,12 @@ def _of_own_rows(found: Diagnosis) -> str:
 
 def _is_nothing(found: Diagnosis, errors: StepErrors) -> bool:
     """Whether an error of a step is no more than that of 32-bit arithmetic."""
+    return errors.total - min(errors.client_drift, 0.0) <= _next_to_nothing(found)
+
+
+def _next_to_nothing(found: Diagnosis) -> float:
+    """An error of a step that 32-bit arithmetic alone may make."""
     assert found.updates is not None
     spread = found.updates.spread
     scale = spread.between_clients + spread.progress + max(found.measured.gradient_norm2.value, 0.0)
-    return errors.total - min(errors.client_drift, 0.0) <= 1e-9 * scale
+    return 1e-9 * scale

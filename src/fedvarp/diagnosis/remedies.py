@@ -31,7 +31,7 @@ class Remedy:
         name: What it is.
         setting: How it is had, to be pasted after --set; empty for the training as it is.
         errors: What would be left, by cause.
-        total: What would be left in all.
+        total: What would be left in all; an estimate below zero counts as none.
         change: How much that is more than what remedies are compared with.
         table_bytes: What the server's table would take.
         round_bytes: What a round would send, both ways.
@@ -96,7 +96,7 @@ def rank_remedies(found: Diagnosis) -> list[Remedy]:
     updates = found.updates
     if updates is None:
         return []
-    return sorted(_all(found, updates), key=lambda remedy: remedy.total.value)
+    return sorted(_all(found, updates), key=lambda one: (one.total.value, one.total.high))
 
 
 def unmeasured_algorithm(found: Diagnosis) -> str | None:
@@ -167,7 +167,9 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
             name=name,
             setting=setting,
             errors=left,
-            total=updates.uncertainty.of_squares(left.total, lambda s: errors(s).total),
+            total=updates.uncertainty.of_squares(
+                left.total, lambda s: errors(s).total
+            ).at_least_zero(),
             change=updates.uncertainty.of_difference(
                 left.total - before, lambda s: errors(s).total - now.errors(s, M).total
             ),
@@ -290,8 +292,8 @@ def _trained_anew(
                 as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
             ),
             total=Estimate.of_squares(
-                as_now.total.value + change.value, error, anew.uncertainty.draws
-            ),
+                as_now.errors.total + change.value, error, anew.uncertainty.draws
+            ).at_least_zero(),
             change=change,
             known_from=f"{len(anew.sketches.clients)} clients trained anew",
             **(_cost(found, now.rows, M) | {"price": price}),

@@ -89,6 +89,11 @@ class Estimate:
         low = max(value - beyond, 0.0) / factor  # along the tangent
         return cls(value, standard_error, low, value * factor + beyond)
 
+    def at_least_zero(self) -> Estimate:
+        """Cuts off what lies below zero, for a number that cannot, though its estimate may."""
+        low, value, high = (max(one, 0.0) for one in (self.low, self.value, self.high))
+        return Estimate(value, self.standard_error, low, high)
+
     def as_json(self) -> dict[str, float]:
         """Returns the numbers by name, for files and programs."""
         return dataclasses.asdict(self)
