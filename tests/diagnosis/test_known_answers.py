@@ -164,12 +164,25 @@ def test_one_client_neither_drifts_nor_is_chosen(tmp_path: Path) -> None:
 
 
 def test_the_choice_of_clients_is_no_cause_where_all_take_part(tmp_path: Path) -> None:
-    """Noise, and drift that is not told from none: that is all one may hesitate between."""
+    """Noise and drift, neither told from none: that is all one may hesitate between."""
     changes = ["clients_per_round=20", "local_sgd.batch_size=2", "local_sgd.lr=0.01"]
     found = diagnosed(tmp_path, "noisy", *changes)
     assert found.updates is not None
-    spread = dataclasses.replace(found.updates.spread, drift=found.updates.spread.noise / 20)
+    noise = 1e-3 * found.updates.spread.noise  # far less than its standard error
+    spread = dataclasses.replace(found.updates.spread, noise=noise, drift=noise / 20)
     updates = dataclasses.replace(found.updates, spread=spread)
     line = advise(dataclasses.replace(found, updates=updates))[0]
     assert "do not tell which is the largest" in line
     assert "the choice of clients" not in line
+
+
+def test_half_the_rate_of_a_single_step_halves_what_is_chance(tmp_path: Path) -> None:
+    """The gradient is the same, but two rounds draw twice as many batches and clients."""
+    found = diagnosed(tmp_path, "noisy", "local_sgd.batch_size=2", walk="steps=1")
+    left = {remedy.name: remedy for remedy in rank_remedies(found)}
+    now, half = left["FedAvg (now)"], left["FedAvg, half the rate"]
+    assert half.helps
+    assert half.errors.stochastic_gradient == pytest.approx(now.errors.stochastic_gradient / 2)
+    assert half.errors.partial_participation == pytest.approx(now.errors.partial_participation / 2)
+    assert half.price == "2 × the rounds"
+    assert half.setting == "client_lr=0.15"

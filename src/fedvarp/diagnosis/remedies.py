@@ -18,6 +18,7 @@ from fedvarp.theory.update_sketches import Uncertainty
 FROM_UPDATES: Final = "the updates measured, with fresh rows"
 FROM_ROWS: Final = "the updates measured, with the run's rows"
 HALF_RATE: Final = "half the rate"
+TWICE_THE_ROUNDS: Final = "2 × the rounds"
 TWICE_THE_BATCH: Final = "twice the batch"
 
 Errors = Callable[[UpdateSpread], StepErrors]
@@ -186,6 +187,16 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         is_baseline=True,
     )
     yield as_now
+    if found.measured.num_steps == 1 and as_now.errors.total > as_now.errors.client_drift:
+        # The same gradient, so that nobody is trained anew; but two rounds of chance.
+        yield remedy(
+            f"{now.name}, {HALF_RATE}",
+            pasteable(now.setting, _half_rate(found)),
+            now.rows,
+            lambda s: _of_two_rounds(now.errors(s, M)),
+            now.known_from,
+            price=TWICE_THE_ROUNDS,
+        )
     if M == N:
         yield from _trained_anew(found, updates, now, as_now)
         return  # all clients take part: rows and larger rounds change nothing
@@ -265,7 +276,7 @@ def _trained_anew(
     """Changes to local training: some clients are trained with them, and compared with before."""
     M, local = found.settings.clients_per_round, found.settings.local_sgd
     told = {
-        HALF_RATE: (f"client_lr={found.client_lr / 2:.4g}", "2 × the rounds"),
+        HALF_RATE: (_half_rate(found), TWICE_THE_ROUNDS),
         TWICE_THE_BATCH: (
             f"local_sgd.batch_size={2 * local.batch_size}, as many steps",
             "2 × the examples",
@@ -298,6 +309,11 @@ def _trained_anew(
             known_from=f"{len(anew.sketches.clients)} clients trained anew",
             **(_cost(found, now.rows, M) | {"price": price}),
         )
+
+
+def _half_rate(found: Diagnosis) -> str:
+    """Half of the base rate: the schedule goes on from it as it does from the whole."""
+    return f"client_lr={found.settings.local_sgd.lr / 2:.6g}"
 
 
 def _of_two_rounds(errors: StepErrors) -> StepErrors:
