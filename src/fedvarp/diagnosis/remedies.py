@@ -274,13 +274,10 @@ def _trained_anew(
     found: Diagnosis, updates: MeasuredUpdates, now: _AsItIs, as_now: Remedy
 ) -> Iterator[Remedy]:
     """Changes to local training: some clients are trained with them, and compared with before."""
-    M, local = found.settings.clients_per_round, found.settings.local_sgd
+    M = found.settings.clients_per_round
     told = {
         HALF_RATE: (_half_rate(found), TWICE_THE_ROUNDS),
-        TWICE_THE_BATCH: (
-            f"local_sgd.batch_size={2 * local.batch_size}, as many steps",
-            "2 × the examples",
-        ),
+        TWICE_THE_BATCH: (_twice_the_batch(found), "2 × the examples"),
     }
 
     for name, anew in found.trained_anew.items():
@@ -314,6 +311,18 @@ def _trained_anew(
 def _half_rate(found: Diagnosis) -> str:
     """Half of the base rate: the schedule goes on from it as it does from the whole."""
     return f"client_lr={found.settings.local_sgd.lr / 2:.6g}"
+
+
+def _twice_the_batch(found: Diagnosis) -> str:
+    """Batches of twice the size, for as many steps: an epoch of them alone would have half."""
+    local, measured = found.settings.local_sgd, found.measured
+    batch = f"local_sgd.batch_size={2 * local.batch_size}"
+    if local.epochs is None:
+        return batch
+    if measured.equal_steps:
+        return pasteable(batch, f"local_sgd.steps={measured.num_steps:.0f}")
+    # No one number of steps suits all: twice the epochs come closest to each client's own.
+    return pasteable(batch, f"local_sgd.epochs={2 * local.epochs}")
 
 
 def _of_two_rounds(errors: StepErrors) -> StepErrors:
