@@ -54,6 +54,26 @@ def noisy(num_clients: int = 20) -> FederatedDataset:
     return _clients(torch.ones(num_clients, DIM), torch.ones(num_clients, DIM), 3.0, 200)
 
 
+def one_large(num_clients: int = 10) -> FederatedDataset:
+    """Clients of curvature 1: the first has 200 examples, all others ten."""
+    return _of_sizes([200] + [10] * (num_clients - 1), [1.0] * num_clients)
+
+
+def one_small_and_steep(num_clients: int = 10) -> FederatedDataset:
+    """The first client has one example of curvature 10, all others fifty of curvature 0.1."""
+    return _of_sizes([1] + [50] * (num_clients - 1), [10.0] + [0.1] * (num_clients - 1))
+
+
+def _of_sizes(sizes: list[int], curvatures: list[float]) -> FederatedDataset:
+    draw = stream(0, "sizes")
+    return from_tensors(
+        [
+            (torch.randn(size, DIM, generator=draw), torch.full((size, DIM), curvature))
+            for size, curvature in zip(sizes, curvatures, strict=True)
+        ]
+    )
+
+
 def one_steep(num_clients: int = 40, steep: int = 17) -> FederatedDataset:
     """One client of curvature 100 among those of curvature 1, all with the same centre but it."""
     centres, curvatures = torch.ones(num_clients, DIM), torch.ones(num_clients, DIM)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedvarp.diagnosis import Diagnosis, advise, diagnose
-from fedvarp.diagnosis.wording import shares
+from fedvarp.diagnosis import Diagnosis, advise, as_text, diagnose, rank_remedies
+from fedvarp.diagnosis.advice_on_steps import _error_to_rank_by
+from fedvarp.diagnosis.wording import shares, with_interval
 from fedvarp.theory import UpdateSpread
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.step_errors import RowSpread
 
 OLD = RowSpread(around_rows=1e3, rows=1e3, product=0.0)
@@ -61,6 +63,8 @@ def test_everybody_and_whole_batches(config: Path) -> None:
     bounds = advise(diagnose(config, told, updates=False, progress=False))
     assert "nothing, there is none." in bounds[0]
     assert any("next to nothing is left" in line for line in bounds)
+    fast = advise(diagnose(config, [*told, "client_lr=1.5"], updates=False, progress=False))
+    assert "the largest for which the theorem is proved here. Rates that work" in fast[0]
 
 
 def test_without_clusters_or_a_curve_all_clients_are_to_be_measured(found: Diagnosis) -> None:
@@ -110,3 +114,69 @@ def test_shares_count_estimates_below_zero_as_none() -> None:
     parts = shares(errors)
     assert parts["client_drift"] == 0
     assert sum(parts.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("algorithm", "label"), [("scaffold", "SCAFFOLD"), ("mifa", "MIFA")])
+def test_a_step_that_is_not_measured_is_not_said_to_be_the_runs(
+    found: Diagnosis, algorithm: str, label: str
+) -> None:
+    settings = found.settings.model_copy(update={"algorithm": algorithm})
+    other = dataclasses.replace(found, settings=settings)
+    lines = advise(other)
+    said = f"This run trains with {label}, whose step is not measured here"
+    assert any(line.startswith(said) for line in lines)
+    assert not any("of now" in line or "than now" in line for line in lines)
+    ranked = rank_remedies(other)
+    assert not any("(now)" in remedy.name for remedy in ranked)
+    baseline = next(remedy for remedy in ranked if remedy.is_baseline)
+    assert (baseline.name, baseline.setting) == ("FedAvg", "algorithm=fedavg")
+    more = next(remedy for remedy in ranked if "clients a round" in remedy.name)
+    assert more.setting == "algorithm=fedavg --set clients_per_round=8"
+    text = as_text(other, lines)
+    assert f"The run trains with {label}" in text
+    assert not any("whose step is not measured" in line for line in advise(found))
+
+
+def test_what_no_setting_has_is_shown_and_not_advised(
+    found: Diagnosis, with_rows: Diagnosis
+) -> None:
+    """The best β is never worse than FedVARP: it would always come first."""
+    for one in (changed(found, noise=1.0, between_clients=9.0, drift=0.0), with_rows):
+        assert any("β" in remedy.name and not remedy.setting for remedy in rank_remedies(one))
+        assert not any("β" in line for line in advise(one))
+        shown = [line for line in as_text(one, []).splitlines() if "β = " in line]
+        assert shown
+        assert all("(no setting yet)" in line for line in shown)
+    assert all(
+        remedy.setting or remedy.is_baseline for remedy in rank_remedies(found) if remedy.can_be_had
+    )
+
+
+def test_a_rate_just_above_the_largest_is_not_called_one_times_it(found: Diagnosis) -> None:
+    def on_the_rate(factor: float) -> str:
+        rate = factor * found.allowed_lr["fedavg"]
+        lines = advise(dataclasses.replace(found, client_lr=rate, updates=None))
+        return next(line for line in lines if "Theorem 1" in line)
+
+    assert "is just above the largest" in on_the_rate(1.02)
+    assert "is 1.4 times the largest" in on_the_rate(1.4)
+    assert "is 110 times the largest" in on_the_rate(110)
+
+
+def test_an_error_below_zero_is_shown_as_none_and_does_not_win_by_luck(found: Diagnosis) -> None:
+    """An unbiased estimate of next to nothing is below zero half of the time."""
+    assert with_interval(Estimate(-0.1, 0.1, -0.1, 0.3)) == "0 (95%: 0 to 0.3)"
+    drifting = changed(found, noise=0.0, between_clients=1.0, drift=-10.0)
+    assert drifting.step_errors["fedavg"].total < 0
+    for remedy in rank_remedies(drifting):
+        assert remedy.total.value >= 0
+        assert remedy.total.low >= 0
+    noisy, sure = (
+        dataclasses.replace(rank_remedies(found)[0], name=name, total=total)
+        for name, total in (
+            ("noisy", Estimate(0.0, 0.1, 0.0, 0.3)),
+            ("sure", Estimate(0.01, 0.001, 0.008, 0.012)),
+        )
+    )
+    assert min([noisy, sure], key=_error_to_rank_by) is sure
+    assert not any(": -" in line or "by -" in line for line in advise(drifting))

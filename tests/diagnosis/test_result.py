@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
-from fedvarp.diagnosis import Diagnosis, as_json, rank_remedies, write_json
+from fedvarp.diagnosis import Diagnosis, as_json, diagnose, rank_remedies, write_json
+from fedvarp.experiments.files import load_settings
 from fedvarp.theory import Problem, error_terms
 
 
@@ -58,7 +60,7 @@ def test_json_holds_the_errors_with_the_rows_of_a_run(with_rows: Diagnosis) -> N
 
 def test_remedies_are_ranked_with_their_costs(found: Diagnosis, with_rows: Diagnosis) -> None:
     by_name = {remedy.name: remedy for remedy in rank_remedies(found)}
-    assert by_name["FedVARP (now)"].is_now
+    assert by_name["FedVARP (now)"].is_baseline
     assert by_name["FedAvg"].table_bytes == 0
     assert by_name["FedVARP, 8 clients a round"].round_bytes == 2 * 8 * 40  # 10 float32 both ways
     assert by_name["FedAvg"].round_bytes == 2 * 4 * 40
@@ -67,10 +69,45 @@ def test_remedies_are_ranked_with_their_costs(found: Diagnosis, with_rows: Diagn
         by_name[f"ClusterFedVARP, {which}"] for which in ("the 5 measured", "5 by k-means")
     )
     assert found_again.total.value == pytest.approx(planted.total.value, rel=1e-3)
-    assert found_again.setting == "algorithm=cluster_fedvarp, table.clusters=auto:5"
+    assert found_again.setting == "algorithm=cluster_fedvarp --set table.clusters=auto:5"
     with_own = {remedy.name: remedy for remedy in rank_remedies(with_rows)}
     now = with_own["ClusterFedVARP, its rows (now)"]
     assert with_rows.step_errors_with_rows is not None
     assert now.total.value == with_rows.step_errors_with_rows.total
     part = next(one for name, one in with_own.items() if "its rows, β" in name)
     assert part.total.value <= min(now.total.value, with_own["FedAvg"].total.value) * (1 + 1e-9)
+
+
+def test_settings_of_remedies_can_be_pasted_after_set(
+    found: Diagnosis, config: Path, run: Path
+) -> None:
+    """Each is what is read by --set; local training then is what was measured."""
+    changed = {
+        remedy.name: load_settings(config, remedy.setting.split(" --set "))
+        for remedy in rank_remedies(found)
+        if remedy.setting
+    }
+    larger = changed["FedVARP, twice the batch"].local_sgd
+    assert larger.batch_size == 10
+    assert larger.steps == found.measured.num_steps == 4
+    assert changed["FedVARP, half the rate"].local_sgd.lr == 0.0005
+    by_kmeans = changed["ClusterFedVARP, 5 by k-means"]
+    assert (by_kmeans.algorithm, by_kmeans.table.clusters) == ("cluster_fedvarp", "auto:5")
+    # Late in a run with a schedule the base rate is halved: half of what is left of it would
+    # decay once more.
+    told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
+    late = diagnose(run, told, progress=False)
+    assert late.client_lr == pytest.approx(0.05 * 0.5**4)
+    half = next(one for one in rank_remedies(late) if one.name.endswith("half the rate"))
+    assert half.setting == "client_lr=0.025"
+
+
+def test_twice_the_batch_takes_about_as_many_steps_where_clients_take_unequally_many(
+    found: Diagnosis,
+) -> None:
+    measured = dataclasses.replace(found.measured, equal_steps=False)
+    by_name = {
+        one.name: one for one in rank_remedies(dataclasses.replace(found, measured=measured))
+    }
+    larger = by_name["FedVARP, twice the batch"]
+    assert larger.setting == "local_sgd.batch_size=10 --set local_sgd.epochs=4"

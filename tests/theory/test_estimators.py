@@ -165,3 +165,39 @@ def test_intervals() -> None:
     assert below_zero.low == -0.1
     assert below_zero.high == pytest.approx(-0.1 + 0.4456, abs=1e-3)
     assert Estimate.exact(3.0) == Estimate.of_squares(3.0, 0.0, 5)
+
+
+@pytest.mark.parametrize("draws", [3, 11, 1000])
+def test_intervals_of_squares_change_without_a_leap_as_the_value_falls(draws: int) -> None:
+    """With a standard error of 1: neither end leaps, down to values below zero."""
+    values = [k / 1000 for k in range(5000, -500, -1)]
+    found = [Estimate.of_squares(value, 1.0, draws) for value in values]
+    for one, following in itertools.pairwise(found):
+        assert abs(one.high - following.high) < 0.01
+        assert abs(one.low - following.low) < 0.01
+        assert one.low <= one.value <= one.high
+
+
+def test_intervals_of_squares_do_not_explode_where_the_error_is_as_large_as_the_value() -> None:
+    """0.0129 with an error of nearly that, from few draws, was said to be 0.0004 to 0.38."""
+    found = Estimate.of_squares(0.0129, 0.0122, 5)
+    linear = Estimate.of_mean(0.0129, 0.0122, 5)
+    assert linear.high < found.high < 2.5 * linear.high
+    assert found.low < 0.1 * found.value
+    assert Estimate.of_squares(1e-12, 1.0, 11).high == pytest.approx(
+        Estimate.of_mean(0.0, 1.0, 11).high
+    )
+
+
+@pytest.mark.parametrize(("count", "at_least"), [(3, 0.88), (5, 0.93), (8, 0.93)])
+def test_intervals_of_few_squares_cover_about_95_percent(count: int, at_least: float) -> None:
+    """Means of so few squares of normal numbers: their errors are often as large as they are."""
+    squares = torch.randn(2000, count, generator=stream(0, "few"), dtype=torch.float64).square()
+    covered = 0
+    for drawn_squares in squares:
+        error = float(drawn_squares.std()) / math.sqrt(count)
+        one = Estimate.of_squares(
+            float(drawn_squares.mean()), error, effective_draws(drawn_squares)
+        )
+        covered += one.low <= 1 <= one.high
+    assert covered / len(squares) > at_least

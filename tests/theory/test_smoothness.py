@@ -122,3 +122,19 @@ def test_one_steep_client_among_forty_is_found(seed: int) -> None:
         assert found.median_screened == pytest.approx(1, rel=1e-3)
         assert found.num_screened == 40
         assert len(found.by_client) == 5
+
+
+def test_the_steepest_are_measured_by_their_own_loss_and_by_what_it_weighs() -> None:
+    """Twenty clients, one steep and of one example: by its weight it would not be looked at."""
+    curvatures, sizes = [10.0] + [1.0] * 19, [1] + [80] * 19
+    parts = [
+        (torch.randn(n, 3, generator=stream(0, "sizes", n)), torch.full((n, 3), h))
+        for n, h in zip(sizes, curvatures, strict=True)
+    ]
+    gradients = quadratic_gradients(from_tensors(parts), 3, SGD)
+    found = smoothness(gradients, list(range(20)), factor=lambda steps: steps / 20)
+    assert found.steepest == 0
+    assert found.own_curvature == pytest.approx(10, rel=1e-3)
+    assert found.by_client[0] == pytest.approx(0.5, rel=1e-3)
+    assert found.curvature == pytest.approx(1, rel=1e-3)
+    assert found.median_screened == pytest.approx(1, rel=1e-3)

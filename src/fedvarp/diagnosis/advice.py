@@ -74,13 +74,21 @@ def _of_the_bound(found: Diagnosis) -> str:
         f"{listed(shares(at_most))}."
     )
     if used > allowed:
-        beyond = listed(shares(found.terms(used)["fedavg"]))
+        beyond = found.terms(used)["fedavg"]
         line += (
-            f" The run's rate of {used:.2g} is {used / allowed:.0f} times the largest for which "
-            f"the theorem is proved here. Its formula there ({beyond}) bounds nothing; rates that "
-            f"work in practice are usually beyond the theorems."
+            f" The run's rate of {used:.2g} is {_times(used / allowed)} the largest for which the "
+            f"theorem is proved here."
         )
+        if beyond.floor > 0:
+            line += f" Its formula there ({listed(shares(beyond))}) bounds nothing."
+        line += " Rates that work in practice are usually beyond the theorems."
     return line
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1.05:
+        return "just above"
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:.0f} times"
 
 
 def _memory(found: Diagnosis) -> str:
@@ -202,17 +210,23 @@ def _unequal(found: Diagnosis) -> bool:
 
 
 def _of_the_steepest(found: Diagnosis) -> str:
+    """Whether one client is far steeper than others, and whether local steps bounce.
+
+    Both by the clients' own f_i, which local steps descend; L of the theorems is that of
+    f̃_i = (τ_i/τ̄) f_i, by which a large client looks steep, and a small one flat.
+    """
     L = found.measured.smoothness
-    reach = found.client_lr * L.curvature
+    reach = found.client_lr * L.own_curvature
     line = ""
-    if L.curvature > _STEEP * L.median_screened > 0:
+    if L.own_curvature > _STEEP * L.median_screened > 0:
+        decides = L.by_client[L.steepest] == L.curvature
         line = (
-            f"Client {L.steepest} is {L.curvature / L.median_screened:.2g} times as steep as the "
-            f"median client, and decides about L."
+            f"Client {L.steepest} is {L.own_curvature / L.median_screened:.2g} times as steep as "
+            f"the median client{', and decides about L' if decides else ''}."
         )
     if reach > 2:
         line += (
             f" The client rate times the largest curvature is {reach:.2g}, above 2: there local "
-            f"steps bounce instead of descending. Rates below {2 / L.curvature:.2g} do not."
+            f"steps bounce instead of descending. Rates below {2 / L.own_curvature:.2g} do not."
         )
     return line.strip()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.remedies import Remedy, rank_remedies
+from fedvarp.diagnosis.remedies import Remedy, rank_remedies, unmeasured_algorithm
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.wording import WORDS, listed, percent, shares, with_interval
 from fedvarp.theory.step_errors import StepErrors
@@ -30,7 +30,12 @@ def advise_on_steps(found: Diagnosis) -> list[str]:
     Returns:
         Sentences, one or several to a line; some may be empty.
     """
-    return [_of_the_step(found), _of_progress(found), *_what_would_help(found)]
+    return [
+        _of_the_step(found),
+        _of_another_algorithm(found),
+        _of_progress(found),
+        *_what_would_help(found),
+    ]
 
 
 def _of_the_step(found: Diagnosis) -> str:
@@ -50,10 +55,22 @@ def _of_the_step(found: Diagnosis) -> str:
     return line
 
 
+def _of_another_algorithm(found: Diagnosis) -> str:
+    own = unmeasured_algorithm(found)
+    if own is None:
+        return ""
+    return (
+        f"This run trains with {own}, whose step is not measured here: all of this is about steps "
+        f"from its model, and remedies are compared with one of FedAvg."
+    )
+
+
 def _verdict(found: Diagnosis) -> str:
-    """The largest cause, if the intervals tell it from the others."""
+    """The largest cause, if the intervals tell it from the others that there are."""
     errors = found.step_errors["fedavg"]
-    largest, *others = sorted(WORDS, key=lambda cause: -float(getattr(errors, cause)))
+    nothing = _next_to_nothing(found) / len(WORDS)  # so that not all of them can be below it
+    causes = [cause for cause in WORDS if found.interval(cause).high > nothing]
+    largest, *others = sorted(causes, key=lambda cause: -float(getattr(errors, cause)))
     rivals = [cause for cause in others if found.excess(largest, cause).low <= 0]
     if rivals:
         either = " or ".join(WORDS[cause] for cause in (largest, *rivals))
@@ -80,8 +97,8 @@ def _of_progress(found: Diagnosis) -> str:
 
 def _what_would_help(found: Diagnosis) -> list[str]:
     """The remedies that leave least, with and without memory, and what the run's rows are worth."""
-    ranked = rank_remedies(found)
-    now = next(remedy for remedy in ranked if remedy.is_now)
+    ranked = [remedy for remedy in rank_remedies(found) if remedy.can_be_had]
+    now = next(remedy for remedy in ranked if remedy.is_baseline)
     lines = [_of_own_rows(found)]
     if _is_nothing(found, now.errors):
         lines.append(
@@ -96,26 +113,36 @@ def _what_would_help(found: Diagnosis) -> list[str]:
             "changes include none."
         )
         return lines
-    lines.append(f"Least would be left by {_told(helping[0], now)}.")
+    than = "now" if unmeasured_algorithm(found) is None else "FedAvg"
+    least = min(helping, key=_error_to_rank_by)
+    lines.append(f"Least would be left by {_told(least, now, than)}.")
     cheap = [remedy for remedy in helping if remedy.table_bytes <= now.table_bytes]
-    if helping[0].table_bytes > now.table_bytes and cheap:
-        lines[-1] += f" Without more memory at the server, by {_told(cheap[0], now)}."
-    lines[-1] += _unsupported(ranked, now)
+    if least.table_bytes > now.table_bytes and cheap:
+        cheapest = min(cheap, key=_error_to_rank_by)
+        lines[-1] += f" Without more memory at the server, by {_told(cheapest, now, than)}."
+    lines[-1] += _unsupported(ranked, now, than)
     return lines
 
 
-def _told(remedy: Remedy, now: Remedy) -> str:
+def _error_to_rank_by(remedy: Remedy) -> float:
+    """The error left; where its estimate fell below zero, which says little, its upper end."""
+    return remedy.total.value if remedy.total.value > 0 else remedy.total.high
+
+
+def _told(remedy: Remedy, now: Remedy, than: str) -> str:
     cost = [
         *([f"{in_bytes(remedy.table_bytes)} of rows"] if remedy.table_bytes else []),
         *([remedy.price] if remedy.price else []),
     ]
     price = f", for {' and '.join(cost)}" if cost else ""
-    of_it = percent(max(remedy.total.value, 0.0) / now.total.value)
-    return f"{remedy.name}: {with_interval(remedy.total)}, {of_it} of now{price}"
+    share = ""
+    if remedy.total.value > 0 and now.total.value > 0:
+        share = f", {percent(remedy.total.value / now.total.value)} of {than}"
+    return f"{remedy.name}: {with_interval(remedy.total)}{share}{price}"
 
 
-def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
-    """Remedies that look better than now, but whose intervals do not support it."""
+def _unsupported(ranked: Sequence[Remedy], now: Remedy, than: str) -> str:
+    """Remedies that look better than the baseline, but whose intervals do not support it."""
     doubtful = [
         remedy.name
         for remedy in ranked
@@ -123,7 +150,9 @@ def _unsupported(ranked: Sequence[Remedy], now: Remedy) -> str:
     ]
     if not doubtful:
         return ""
-    return f" That these leave less than now, the intervals do not support: {'; '.join(doubtful)}."
+    return (
+        f" That these leave less than {than}, the intervals do not support: {'; '.join(doubtful)}."
+    )
 
 
 def _of_own_rows(found: Diagnosis) -> str:
@@ -131,7 +160,9 @@ def _of_own_rows(found: Diagnosis) -> str:
     everybody = found.settings.clients_per_round == found.measured.num_clients
     if own is None or not found.round or everybody or _is_nothing(found, fedavg):
         return ""
-    ratio = own.total / fedavg.total
+    if fedavg.total <= 0:
+        return ""  # too noisy an estimate to be divided by
+    ratio = max(own.total, 0.0) / fedavg.total
     if ratio < 1:
         return f"With the rows of this run as they are, {percent(ratio)} of FedAvg's error is left."
     return (
@@ -142,7 +173,12 @@ def _of_own_rows(found: Diagnosis) -> str:
 
 def _is_nothing(found: Diagnosis, errors: StepErrors) -> bool:
     """Whether an error of a step is no more than that of 32-bit arithmetic."""
+    return errors.total - min(errors.client_drift, 0.0) <= _next_to_nothing(found)
+
+
+def _next_to_nothing(found: Diagnosis) -> float:
+    """An error of a step that 32-bit arithmetic alone may make."""
     assert found.updates is not None
     spread = found.updates.spread
     scale = spread.between_clients + spread.progress + max(found.measured.gradient_norm2.value, 0.0)
-    return errors.total - min(errors.client_drift, 0.0) <= 1e-9 * scale
+    return 1e-9 * scale

@@ -81,11 +81,11 @@ def _draw_step(axes: Axes, found: Diagnosis) -> None:
 def _draw_remedies(axes: Axes, found: Diagnosis) -> None:
     ranked = rank_remedies(found)
     for place, remedy in enumerate(ranked):
-        colour = "#555555" if remedy.is_now else "#009E73" if remedy.helps else "#BBBBBB"
+        colour = "#555555" if remedy.is_baseline else "#009E73" if remedy.helps else "#BBBBBB"
         low, high = max(remedy.total.low, 0.0), max(remedy.total.high, 0.0)
         axes.hlines(place, low, high, color=colour, linewidth=1)
         axes.plot([max(remedy.total.value, 0.0)], [place], "o", color=colour, markersize=3.5)
-    axes.set_yticks(range(len(ranked)), [remedy.name for remedy in ranked], fontsize=5.5)
+    axes.set_yticks(range(len(ranked)), [remedy.label for remedy in ranked], fontsize=5.5)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

@@ -170,7 +170,7 @@ def _trained_anew(
 
     local = gradients.local_sgd
     found = {}
-    if measured.num_steps > 1:  # a single step at half the rate is the same gradient
+    if measured.num_steps > 1:  # a single step is the same gradient at any rate
         found[HALF_RATE] = with_changes(local.replace(lr=local.lr / 2), 1)
     if updates.spread.noise > 0:
         found[TWICE_THE_BATCH] = with_changes(local, 2)

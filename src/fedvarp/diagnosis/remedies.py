@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from fedvarp.analysis.styles import LOOKS, with_rows
+from fedvarp.analysis.styles import LOOKS, look_of, with_rows
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.measuring_updates import MeasuredUpdates
@@ -18,6 +18,7 @@ from fedvarp.theory.update_sketches import Uncertainty
 FROM_UPDATES: Final = "the updates measured, with fresh rows"
 FROM_ROWS: Final = "the updates measured, with the run's rows"
 HALF_RATE: Final = "half the rate"
+TWICE_THE_ROUNDS: Final = "2 × the rounds"
 TWICE_THE_BATCH: Final = "twice the batch"
 
 Errors = Callable[[UpdateSpread], StepErrors]
@@ -29,15 +30,18 @@ class Remedy:
 
     Attributes:
         name: What it is.
-        setting: How it is had, as after --set; empty for the training as it is.
+        setting: How it is had, to be pasted after --set; empty for the training as it is.
         errors: What would be left, by cause.
-        total: What would be left in all.
-        change: How much that is more than now.
+        total: What would be left in all; an estimate below zero counts as none.
+        change: How much that is more than what remedies are compared with.
         table_bytes: What the server's table would take.
         round_bytes: What a round would send, both ways.
         price: What else it costs.
         known_from: What the figures come from.
-        is_now: Whether it is the training as it is.
+        is_baseline: Whether it is what the others are compared with: the training as it is, or a
+            step of FedAvg where the run's own is not measured (`unmeasured_algorithm`).
+        can_be_had: Whether some setting has it. None has a β below 1 yet: what it would leave is
+            shown, but not advised.
     """
 
     name: str
@@ -49,11 +53,17 @@ class Remedy:
     round_bytes: int
     price: str
     known_from: str
-    is_now: bool = False
+    is_baseline: bool = False
+    can_be_had: bool = True
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call it."""
+        return self.name if self.can_be_had else f"{self.name} (no setting yet)"
 
     @property
     def helps(self) -> bool:
-        """Whether the interval supports that it leaves less than now."""
+        """Whether the interval supports that it leaves less than the baseline."""
         return self.change.high < 0
 
     def as_json(self) -> dict[str, Any]:
@@ -62,6 +72,7 @@ class Remedy:
         return {
             "name": self.name,
             "setting": self.setting,
+            "can_be_had": self.can_be_had,
             "algorithm": self.errors.algorithm,
             **{cause: getattr(self.errors, cause) for cause in causes},
             "total": self.total.as_json(),
@@ -80,20 +91,37 @@ def rank_remedies(found: Diagnosis) -> list[Remedy]:
         found: The diagnosis.
 
     Returns:
-        The training as it is and each remedy, the smallest error first; none if no client was
-        trained.
+        What remedies are compared with and each remedy, the smallest error first; none if no
+        client was trained.
     """
     updates = found.updates
     if updates is None:
         return []
-    return sorted(_all(found, updates), key=lambda remedy: remedy.total.value)
+    return sorted(_all(found, updates), key=lambda one: (one.total.value, one.total.high))
+
+
+def unmeasured_algorithm(found: Diagnosis) -> str | None:
+    """Names the algorithm of a training whose step is not measured.
+
+    SCAFFOLD and MIFA take steps that no spread of updates tells of, and without two clients of one
+    cluster nothing is known of ClusterFedVARP. Remedies are then compared with a step of FedAvg.
+
+    Args:
+        found: The diagnosis.
+
+    Returns:
+        Its name in print; None if its step is measured.
+    """
+    own = found.settings.algorithm
+    return None if own in found.algorithms else look_of(own).label
 
 
 @dataclass(frozen=True)
 class _AsItIs:
-    """The training as it is: what remedies are compared with."""
+    """What remedies are compared with: the training as it is, or a step of FedAvg."""
 
     algorithm: str
+    setting: str  # what makes the training this; empty if it is
     name: str
     rows: int
     known_from: str
@@ -104,7 +132,9 @@ def _as_it_is(found: Diagnosis) -> _AsItIs:
     """The run's algorithm, with its rows if at hand; FedAvg for others than the paper's."""
     N, sizes = found.measured.num_clients, found.measured.cluster_sizes
     own = found.settings.algorithm
-    algorithm = own if own in found.algorithms else "fedavg"
+    is_measured = unmeasured_algorithm(found) is None
+    algorithm = own if is_measured else "fedavg"
+    setting = "" if is_measured else "algorithm=fedavg"
     rows = {"fedavg": 0, "fedvarp": N, "cluster_fedvarp": len(sizes or [])}[algorithm]
     name = LOOKS[algorithm].label
 
@@ -117,8 +147,8 @@ def _as_it_is(found: Diagnosis) -> _AsItIs:
         return spread.errors(N, M, sizes)[algorithm]
 
     if found.step_errors_with_rows is not None:
-        return _AsItIs(algorithm, with_rows(name), rows, FROM_ROWS, with_own_rows)
-    return _AsItIs(algorithm, name, rows, FROM_UPDATES, with_fresh_rows)
+        return _AsItIs(algorithm, setting, with_rows(name), rows, FROM_ROWS, with_own_rows)
+    return _AsItIs(algorithm, setting, name, rows, FROM_UPDATES, with_fresh_rows)
 
 
 def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
@@ -138,7 +168,9 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
             name=name,
             setting=setting,
             errors=left,
-            total=updates.uncertainty.of_squares(left.total, lambda s: errors(s).total),
+            total=updates.uncertainty.of_squares(
+                left.total, lambda s: errors(s).total
+            ).at_least_zero(),
             change=updates.uncertainty.of_difference(
                 left.total - before, lambda s: errors(s).total - now.errors(s, M).total
             ),
@@ -147,9 +179,24 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         )
 
     as_now = remedy(
-        f"{now.name} (now)", "", now.rows, lambda s: now.errors(s, M), now.known_from, is_now=True
+        now.name if now.setting else f"{now.name} (now)",
+        now.setting,
+        now.rows,
+        lambda s: now.errors(s, M),
+        now.known_from,
+        is_baseline=True,
     )
     yield as_now
+    if found.measured.num_steps == 1 and as_now.errors.total > as_now.errors.client_drift:
+        # The same gradient, so that nobody is trained anew; but two rounds of chance.
+        yield remedy(
+            f"{now.name}, {HALF_RATE}",
+            pasteable(now.setting, _half_rate(found)),
+            now.rows,
+            lambda s: _of_two_rounds(now.errors(s, M)),
+            now.known_from,
+            price=TWICE_THE_ROUNDS,
+        )
     if M == N:
         yield from _trained_anew(found, updates, now, as_now)
         return  # all clients take part: rows and larger rounds change nothing
@@ -160,7 +207,11 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
     beta = spread.best_beta(N)
     if beta < 0.995:
         yield remedy(
-            f"FedVARP with β = {beta:.2f}", "", N, lambda s: s.fedvarp(N, M, s.best_beta(N))
+            f"FedVARP with β = {beta:.2f}",
+            "",
+            N,
+            lambda s: s.fedvarp(N, M, s.best_beta(N)),
+            can_be_had=False,
         )
     if now.known_from == FROM_ROWS:
         yield remedy(
@@ -169,6 +220,7 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
             now.rows,
             lambda s: s.errors_with_part_of_rows(s.best_beta_with_rows(), N, M),
             FROM_ROWS,
+            can_be_had=False,
         )
     sizes = found.measured.cluster_sizes
     if sizes is not None and (now.algorithm != "cluster_fedvarp" or now.known_from == FROM_ROWS):
@@ -182,14 +234,14 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         if 1 < point.num_clusters < N:
             yield remedy(
                 f"ClusterFedVARP, {point.num_clusters} by k-means",
-                f"algorithm=cluster_fedvarp, table.clusters=auto:{point.num_clusters}",
+                pasteable("algorithm=cluster_fedvarp", f"table.clusters=auto:{point.num_clusters}"),
                 point.num_clusters,
                 partial(_of_found_clusters, K=point.num_clusters, sizes=point.sizes, M=M),
             )
     more = min(2 * M, N)
     yield remedy(
         f"{now.name}, {more} clients a round",
-        f"clients_per_round={more}",
+        pasteable(now.setting, f"clients_per_round={more}"),
         now.rows,
         lambda s: now.errors(s, more),
         now.known_from,
@@ -197,6 +249,21 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
         price=f"{more / M:.2g} × the clients",
     )
     yield from _trained_anew(found, updates, now, as_now)
+
+
+def pasteable(*settings: str) -> str:
+    """Joins settings so that they may be pasted after one --set.
+
+    >>> pasteable("", "algorithm=cluster_fedvarp", "table.clusters=auto:5")
+    'algorithm=cluster_fedvarp --set table.clusters=auto:5'
+
+    Args:
+        settings: Such as "client_lr=0.1"; empty ones are left out.
+
+    Returns:
+        All of them.
+    """
+    return " --set ".join(setting for setting in settings if setting)
 
 
 def _of_found_clusters(spread: UpdateSpread, K: int, sizes: list[int], M: int) -> StepErrors:
@@ -207,13 +274,10 @@ def _trained_anew(
     found: Diagnosis, updates: MeasuredUpdates, now: _AsItIs, as_now: Remedy
 ) -> Iterator[Remedy]:
     """Changes to local training: some clients are trained with them, and compared with before."""
-    M, local = found.settings.clients_per_round, found.settings.local_sgd
+    M = found.settings.clients_per_round
     told = {
-        HALF_RATE: (f"client_lr={found.client_lr / 2:.4g}", "2 × the rounds"),
-        TWICE_THE_BATCH: (
-            f"local_sgd.batch_size={2 * local.batch_size}, as many steps",
-            "2 × the examples",
-        ),
+        HALF_RATE: (_half_rate(found), TWICE_THE_ROUNDS),
+        TWICE_THE_BATCH: (_twice_the_batch(found), "2 × the examples"),
     }
 
     for name, anew in found.trained_anew.items():
@@ -231,17 +295,34 @@ def _trained_anew(
         error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
         yield Remedy(
             name=f"{now.name}, {name}",
-            setting=setting,
+            setting=pasteable(now.setting, setting),
             errors=_moved(
                 as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
             ),
             total=Estimate.of_squares(
-                as_now.total.value + change.value, error, anew.uncertainty.draws
-            ),
+                as_now.errors.total + change.value, error, anew.uncertainty.draws
+            ).at_least_zero(),
             change=change,
             known_from=f"{len(anew.sketches.clients)} clients trained anew",
             **(_cost(found, now.rows, M) | {"price": price}),
         )
+
+
+def _half_rate(found: Diagnosis) -> str:
+    """Half of the base rate: the schedule goes on from it as it does from the whole."""
+    return f"client_lr={found.settings.local_sgd.lr / 2:.6g}"
+
+
+def _twice_the_batch(found: Diagnosis) -> str:
+    """Batches of twice the size, for as many steps: an epoch of them alone would have half."""
+    local, measured = found.settings.local_sgd, found.measured
+    batch = f"local_sgd.batch_size={2 * local.batch_size}"
+    if local.epochs is None:
+        return batch
+    if measured.equal_steps:
+        return pasteable(batch, f"local_sgd.steps={measured.num_steps:.0f}")
+    # No one number of steps suits all: twice the epochs come closest to each client's own.
+    return pasteable(batch, f"local_sgd.epochs={2 * local.epochs}")
 
 
 def _of_two_rounds(errors: StepErrors) -> StepErrors:

@@ -8,7 +8,7 @@ from typing import Final
 from fedvarp.analysis.styles import CAUSES, LOOKS, with_rows
 from fedvarp.analysis.tables import Table, paragraphs
 from fedvarp.analysis.units import in_bytes
-from fedvarp.diagnosis.remedies import Remedy, rank_remedies
+from fedvarp.diagnosis.remedies import rank_remedies, unmeasured_algorithm
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.intervals import Estimate
@@ -30,7 +30,7 @@ def tables(found: Diagnosis) -> list[Table]:
     """
     shown = [_constants(found)]
     if found.step_errors:
-        shown += [_by_cause(found), _remedies(rank_remedies(found))]
+        shown += [_by_cause(found), _remedies(found)]
     if found.updates is not None and found.updates.by_parameter:
         shown.append(_by_parameter(found.updates.by_parameter))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
@@ -132,13 +132,16 @@ def _range(estimate: Estimate) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _remedies(ranked: Sequence[Remedy]) -> Table:
+def _remedies(found: Diagnosis) -> Table:
+    ranked = rank_remedies(found)
+    own = unmeasured_algorithm(found)
+    compared_with = "now" if own is None else "compared with"
     lines = [
         (
-            remedy.name,
+            remedy.label,
             f"{remedy.total.value:.3g}",
             _range(remedy.total),
-            "now" if remedy.is_now else _range(remedy.change),
+            compared_with if remedy.is_baseline else _range(remedy.change),
             in_bytes(remedy.table_bytes) if remedy.table_bytes else None,
             in_bytes(remedy.round_bytes),
         )
@@ -151,6 +154,8 @@ def _remedies(ranked: Sequence[Remedy]) -> Table:
         "; ".join([*told, "all others follow from the updates measured"])
         + ", with fresh rows unless they are the run's."
     ]
+    if own is not None:
+        notes.append(f"The run trains with {own}, whose step is not measured.")
     if prices:
         notes.append(f"At a price: {'; '.join(prices)}.")
     return Table(

@@ -60,13 +60,14 @@ def percent(share: float) -> str:
 
 
 def with_interval(estimate: Estimate) -> str:
-    """Writes a number with its interval, unless that rounds to nothing.
+    """Writes a squared length with its interval, unless that rounds to nothing.
 
     Args:
-        estimate: The number.
+        estimate: The number; without bias, so perhaps below zero, which reads as zero.
 
     Returns:
         Such as "0.21 (95%: 0.18 to 0.25)".
     """
-    value, low, high = (f"{one:.3g}" for one in (estimate.value, estimate.low, estimate.high))
+    shown = estimate.at_least_zero()
+    value, low, high = (f"{one:.3g}" for one in (shown.value, shown.low, shown.high))
     return value if low == high else f"{value} (95%: {low} to {high})"

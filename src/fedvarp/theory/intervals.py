@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
+
+_LOGARITHM_UP_TO: Final = 2.0  # times the value that t standard errors are
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,30 @@ class Estimate:
         one of the few large ones is missing, both come out too small. Intervals that are
         symmetrical miss the truth on that side.
 
+        Where t standard errors are more than twice the value, the logarithm says nothing sane any
+        longer: its upper end grows beyond all measure as the value falls to zero. From there on
+        the upper end grows by the standard errors themselves and the lower one falls to zero, so
+        that both pass without a leap into the interval of a value below zero.
+
         Args:
             value: The estimate; without bias, so perhaps below zero where there is next to none.
             standard_error: Its standard error.
             draws: How many draws that error was estimated from.
         """
-        if value <= 0 or standard_error >= value:
+        if value <= 0:
             return cls.of_square(value, standard_error, draws)
-        factor = math.exp(t_quantile(draws - 1) * standard_error / value)
-        return cls(value, standard_error, value / factor, value * factor)
+        reach = t_quantile(draws - 1) * standard_error
+        if reach <= _LOGARITHM_UP_TO * value:
+            factor = math.exp(reach / value)
+            return cls(value, standard_error, value / factor, value * factor)
+        factor, beyond = math.exp(_LOGARITHM_UP_TO), reach - _LOGARITHM_UP_TO * value
+        low = max(value - beyond, 0.0) / factor  # along the tangent
+        return cls(value, standard_error, low, value * factor + beyond)
+
+    def at_least_zero(self) -> Estimate:
+        """Cuts off what lies below zero, for a number that cannot, though its estimate may."""
+        low, value, high = (max(one, 0.0) for one in (self.low, self.value, self.high))
+        return Estimate(value, self.standard_error, low, high)
 
     def as_json(self) -> dict[str, float]:
         """Returns the numbers by name, for files and programs."""

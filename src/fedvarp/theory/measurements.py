@@ -133,6 +133,7 @@ class Measurements:
                 "value": L.value,
                 "curvature": L.curvature,
                 "curvature_by_client": {str(i): value for i, value in L.by_client.items()},
+                "own_curvature_by_client": {str(i): one for i, one in L.own_by_client.items()},
                 "num_screened": L.num_screened,
                 "median_screened": L.median_screened,
                 "largest_residual": L.largest_residual,

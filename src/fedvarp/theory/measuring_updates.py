@@ -230,6 +230,8 @@ class _Seen:
             updates, walks = self._updates_off, self._walks_off
         apart, off = updates.mean - walks.mean, self._walks_off.mean
         drift = float(apart @ apart) - self._few(updates) - noise / (2 * N) - _noise_of_mean(walks)
+        if N == 1:
+            drift = 0.0  # the pooled data is the client's own: any difference is noise
         within = None
         if self._cluster_of is not None:
             clusters = int(self._cluster_of.max()) + 1

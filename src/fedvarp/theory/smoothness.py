@@ -6,13 +6,17 @@ is at most L times the distance between them.
 
 One steep client among many decides. So all are screened, by a few products with the Hessian of
 some of their examples, and those that look steepest are then measured.
+
+Where clients take unequally many steps, there are two curvatures of each: that of f_i, which its
+local steps descend and may bounce on, and that of f̃_i = factor · f_i, whose mean the training
+descends and which the theorems are about. The steepest by either are measured.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +30,7 @@ from fedvarp.randomness import stream
 _CLOSE_ENOUGH: Final = 1e-3
 _SCREENING: Final = 3  # products with the Hessian of each client
 _SCREENED: Final = 128  # examples of each client, at most, in these
-_STEEPEST: Final = 5  # clients that are then measured
+_STEEPEST: Final = 5  # clients that are then measured, by either curvature
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,16 @@ class Smoothness:
 
     Attributes:
         by_client: {client: the largest curvature of f̃_i at w}, for those that looked steepest.
+        own_by_client: {client: the largest curvature of f_i at w}, for the same clients.
         num_screened: How many clients were looked at.
-        median_screened: The median of the curvatures that this showed, roughly.
+        median_screened: The median of the curvatures of f_i that this showed, roughly.
         largest_residual: Of the power iterations, relative to their values.
         gradient_difference: The largest ‖∇f_i(w') − ∇f_i(w)‖ / ‖w' − w‖, with w' where client i
             would walk to in one round along its gradient.
     """
 
     by_client: dict[int, float]
+    own_by_client: dict[int, float]
     num_screened: int
     median_screened: float
     largest_residual: float
@@ -65,13 +71,18 @@ class Smoothness:
 
     @property
     def curvature(self) -> float:
-        """The largest curvature of any of these clients."""
+        """The largest curvature of any f̃_i, for the theorems."""
         return max(self.by_client.values())
 
     @property
+    def own_curvature(self) -> float:
+        """The largest curvature of any f_i, which local steps descend."""
+        return max(self.own_by_client.values())
+
+    @property
     def steepest(self) -> int:
-        """The number of the client with the largest curvature."""
-        return max(self.by_client, key=lambda client: self.by_client[client])
+        """The number of the client whose f_i has the largest curvature."""
+        return max(self.own_by_client, key=lambda client: self.own_by_client[client])
 
     @property
     def value(self) -> float:
@@ -139,28 +150,38 @@ def smoothness(
     Raises:
         ValueError: If a Hessian-vector product is not finite.
     """
-    factors, screened = {}, {}
+    factors: dict[int, float] = {}
+    screened: dict[int, float] = {}
     for client in track(clients, "Looking for curvature"):
         num_steps = steps_of(len(gradients.examples(client)[0]), gradients.local_sgd)
         factors[client] = factor(num_steps)
-        rough = client_curvature(gradients, client, _SCREENING, _SCREENED)
-        screened[client] = factors[client] * rough.value
-    steepest = sorted(clients, key=lambda client: -screened[client])[:_STEEPEST]
+        screened[client] = client_curvature(gradients, client, _SCREENING, _SCREENED).value
+    steepest = _steepest(screened)
+    weighed = _steepest({client: factors[client] * screened[client] for client in screened})
+    # A set would do, but for the order of the numbers that are kept.
+    measured = list(dict.fromkeys([*weighed, *steepest]))
     by_client: dict[int, float] = {}
+    own_by_client: dict[int, float] = {}
     largest_residual = difference = 0.0
-    for client in track(steepest, "Measuring curvature"):
+    for client in track(measured, "Measuring curvature"):
         found = client_curvature(gradients, client, max_products)
+        own_by_client[client] = found.value
         by_client[client] = factors[client] * found.value
         if found.value > 0:
             largest_residual = max(largest_residual, found.residual / found.value)
         difference = max(difference, factors[client] * gradient_difference(gradients, client))
     return Smoothness(
         by_client=by_client,
+        own_by_client=own_by_client,
         num_screened=len(screened),
         median_screened=statistics.median(screened.values()),
         largest_residual=largest_residual,
         gradient_difference=difference,
     )
+
+
+def _steepest(curvatures: Mapping[int, float]) -> list[int]:
+    return sorted(curvatures, key=lambda client: -curvatures[client])[:_STEEPEST]
 
 
 def client_curvature(

@@ -10,7 +10,8 @@ differs makes its standard error:
   If the noise is Gaussian, Var ⟨a, b⟩ is the mean of (‖a‖² − ‖b‖²)²/4: half of what it makes to put
   a, or b, in the place of both, squared. For ν itself, and what it does to the products, the
   jackknife over clients, which overstates by what they truly differ. Both times n/N: the first
-  jackknife has the rest.
+  jackknife has the rest. Of a single client there is one ‖a − b‖², which may all lie in one
+  direction: its variance is taken to be that of the square of a Gaussian, 2 ν².
 - *Walks*: the jackknife.
 """
 
@@ -130,6 +131,8 @@ class UpdateSketches:
         if n < N:  # the mean of few strays from the mean of all
             among = self._product(one, other) * N / (N - 1)
             drift -= (1 / n - 1 / N) * among
+        if N == 1:
+            drift = 0.0  # the pooled data is the client's own: any difference is noise
         return drift, float(off.mean(0) @ off.mean(0)) - _noise_of_mean(off)
 
     def _product(self, a: Tensor, b: Tensor, cluster_of: Tensor | None = None) -> float:
@@ -254,8 +257,11 @@ def _changes(
         ones = dataclasses.replace(sketches, other=other).spread()
         others = dataclasses.replace(sketches, one=one).spread()
         yield n / N / 4, ones, others
-        noise = float(sketches.noises[_rest(n, group)].mean()) if n > 1 else spread.noise
-        yield jackknife * n / N, _with_noise(spread, noise, sketches), spread
+        if n > 1:
+            noise = float(sketches.noises[_rest(n, group)].mean())
+            yield jackknife * n / N, _with_noise(spread, noise, sketches), spread
+        else:
+            yield 2.0, _with_noise(spread, 0.0, sketches), spread
     for walk in range(R):
         rest = _rest(R, torch.tensor([walk]))
         other_walks = dataclasses.replace(
