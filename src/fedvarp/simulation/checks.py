@@ -12,6 +12,7 @@ from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
+from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.checks import check_clients, refuse_duplicates
 from fedvarp.trainers.settings import Trainer
 
@@ -39,6 +40,7 @@ def refuse_impossible(task: Task) -> None:
         raise ValueError(
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
         )
+    FlatModel(task.model)  # which refuses what cannot be trained
     mean_steps(task.local_sgd, dataset)
     clusters = task.table.clusters
     if isinstance(clusters, tuple) and len(clusters) != dataset.num_clients:

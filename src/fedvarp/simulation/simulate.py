@@ -120,5 +120,5 @@ def simulate(
     ).run()
     warning = judged(result.metrics).warning
     if warning is not None:
-        warnings.warn(warning, DivergenceWarning, stacklevel=2)
+        warnings.warn(warning, DivergenceWarning, stacklevel=3)  # `checked` stands in between
     return result
