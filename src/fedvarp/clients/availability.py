@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvarp import tensors
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import AbsolutePath, Share
+from fedvarp.tables import tensors
 
 Probability = Share | Sequence[Share] | Tensor | np.ndarray[Any, Any]
 """One probability for all clients, or one for each."""

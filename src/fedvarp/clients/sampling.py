@@ -14,7 +14,6 @@ import torch
 from pydantic import SkipValidation
 from torch import Tensor
 
-from fedvarp import tensors
 from fedvarp.clients.availability import (
     Availability,
     Probability,
@@ -25,6 +24,7 @@ from fedvarp.clients.availability import (
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
+from fedvarp.tables import tensors
 
 
 @dataclass(frozen=True, eq=False)

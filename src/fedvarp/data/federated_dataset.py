@@ -23,10 +23,10 @@ import torch
 from pydantic import Field, SkipValidation
 from torch import Tensor
 
-from fedvarp import tensors
 from fedvarp.errors import FedvarpError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
+from fedvarp.tables import tensors
 
 Examples = tuple[Tensor, Tensor]
 """x (n, ...) and y (n, ...), ready for the model and the loss."""

@@ -22,9 +22,9 @@ from pydantic import BeforeValidator, InstanceOf, SkipValidation
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fedvarp import tensors
 from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
 from fedvarp.settings.checked import checked
+from fedvarp.tables import tensors
 
 Rows = Annotated[Tensor, BeforeValidator(tensors.examples)]
 """One row for each example; lists and NumPy arrays are taken too."""

@@ -21,10 +21,10 @@ import torch
 from pydantic import BeforeValidator, Field, InstanceOf
 from torch import Tensor
 
-from fedvarp import tensors
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Positive, Seed
 from fedvarp.settings.checked import checked
+from fedvarp.tables import tensors
 
 Labels = Annotated[
     Tensor,

@@ -16,7 +16,7 @@ from fedvarp.tables.blocks import blocks
 from fedvarp.tables.checks import check_clients, check_rows, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.row_table import RowTable
-from fedvarp.tensors import Weights, weights, whole_numbers
+from fedvarp.tables.tensors import Weights, weights, whole_numbers
 
 
 class ClusteredTable(ClientTable):

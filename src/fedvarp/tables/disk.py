@@ -12,7 +12,7 @@ from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError
-from fedvarp.tensors import Weights
+from fedvarp.tables.tensors import Weights
 
 
 class DiskTable(RowTable):

@@ -17,7 +17,7 @@ from fedvarp.tables.exchange import Direction, exchange_rows
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.running_sum import RunningSum
 from fedvarp.tables.store import Store, as_json, from_json, refuse_differences
-from fedvarp.tensors import Weights, weights
+from fedvarp.tables.tensors import Weights, weights
 
 
 class RowTable(ClientTable):

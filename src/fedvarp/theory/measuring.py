@@ -26,7 +26,7 @@ from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
-from fedvarp.tensors import whole_numbers
+from fedvarp.tables.tensors import whole_numbers
 from fedvarp.theory.estimators import (
     SpreadWithinClusters,
     error_of_heterogeneity,
