@@ -12,7 +12,7 @@ def test_tables_show_every_number(found: Diagnosis) -> None:
     text = as_text(found, ["Advice."])
     for what in ("σ_g²", "FedVARP", "ClusterFedVARP", "- Advice.", "all 20 clients", "95%"):
         assert what in text
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 100
     titles = [table.title for table in tables(found)]
     assert sum("Bounds" in title for title in titles) == (
         2 if found.client_lr > found.smallest_allowed_lr else 1

@@ -127,8 +127,8 @@ def _by_cause(found: Diagnosis) -> Table:
     return Table(title, ("", *_HEADER, "together"), lines, notes=(progress,))
 
 
-def _range(estimate: Estimate) -> str:
-    low, high = f"{estimate.low:.3g}", f"{estimate.high:.3g}"
+def _range(estimate: Estimate, digits: int = 3) -> str:
+    low, high = f"{estimate.low:.{digits}g}", f"{estimate.high:.{digits}g}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -140,8 +140,8 @@ def _remedies(found: Diagnosis) -> Table:
         (
             remedy.label,
             f"{remedy.total.value:.3g}",
-            _range(remedy.total),
-            compared_with if remedy.is_baseline else _range(remedy.change),
+            _range(remedy.total, digits=2),
+            compared_with if remedy.is_baseline else _range(remedy.change, digits=2),
             in_bytes(remedy.table_bytes) if remedy.table_bytes else None,
             in_bytes(remedy.round_bytes),
         )
