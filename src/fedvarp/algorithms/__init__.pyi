@@ -1,6 +1,7 @@
 from .aggregator import Aggregator as Aggregator
 from .cluster_fedvarp import ClusterFedVARP as ClusterFedVARP
 from .fedavg import FedAvg as FedAvg
+from .fedstale import FedStale as FedStale
 from .fedvarp import FedVARP as FedVARP
 from .mifa import MIFA as MIFA
 from .names import ALGORITHMS as ALGORITHMS

@@ -127,9 +127,8 @@ class LatestUpdates(Aggregator):
         beta: β of ``v = β·ȳ + Σ a_i (Δ_i − β·y_i)``, how far the rows are believed.
     """
 
-    beta: ClassVar[float] = 1.0
-
     y: ClientTable
+    beta: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import LatestUpdates
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.tables.partial import PartialTable
 
 
 @dataclass(eq=False)
@@ -30,7 +31,7 @@ class ClusterFedVARP(LatestUpdates):
     tensor([[1., 1., 5., 5.]])
     """
 
-    y: ClusteredTable
+    y: ClusteredTable | PartialTable
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """v = 1/N Σ_j y_{c_j} + 1/M Σ_{i∈S} (Δ_i − y_{c_i}), then y_k ← mean Δ_i of cluster k."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,14 +15,25 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
+from fedvarp.algorithms.fedstale import FedStale
 from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
+from fedvarp.settings.bounds import Momentum, Share
+from fedvarp.settings.calls import parse_call
+from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
+from fedvarp.tables.base import ClientTable
 from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.tables.measured import MeasuredTable
+from fedvarp.tables.partial import PartialTable, numbers_kept
 from fedvarp.tables.registry import TABLES
 from fedvarp.tables.row_table import RowTable
+
+AnyTable = TypeVar("AnyTable", bound=ClientTable)
+PerLayer = Literal["one", "per_layer"]
+"""Whether β is one number for the whole model, or one for each of its parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,9 @@ class TableSettings:
         client_weights: (N,) p_i of the objective; None for 1/N each.
         device: Where the rows are needed.
         fsync: Whether rows on disk wait for the disk.
+        parameters: Where each parameter of the model lies in a row, by its name and in order;
+            nothing if the model is one vector without names.
+        kept: Of which parameters rows are kept: "last_layer", or patterns of names; None: of all.
     """
 
     num_clients: int
@@ -49,45 +64,84 @@ class TableSettings:
     client_weights: Tensor | None = None
     device: torch.device | str = "cpu"
     fsync: bool = True
+    parameters: Mapping[str, slice] = field(default_factory=dict)
+    kept: Sequence[str] | None = None
 
-    def rows(self, count: int, weights: Tensor | None) -> RowTable:
+    def rows(self, count: int, weights: Tensor | None, name: str = "rows") -> RowTable:
         """A new table in the place and with the codec of these settings.
 
         Args:
             count: How many rows it has.
             weights: (count,) what each row counts for in the mean; None for the same.
+            name: Tells tables of one algorithm apart.
 
         Returns:
-            The table.
+            The table; its rows are as long as what is kept.
         """
         make = TABLES["memory" if self.folder is None else "disk"]
         return make(
             self.folder,
             count,
-            self.dim,
+            self.dim if self._numbers_kept is None else len(self._numbers_kept),
             self.codec,
             client_weights=weights,
+            name=name,
             device=self.device,
             fsync=self.fsync,
         )
 
-    def row_per_client(self) -> RowTable:
+    def row_per_client(self) -> ClientTable:
         """A new table with one row for each client."""
-        return self.rows(self.num_clients, self.client_weights)
+        return self._whole(self.rows(self.num_clients, self.client_weights))
 
-    def row_per_cluster(self) -> ClusteredTable:
+    def row_per_cluster(self, name: str = "rows") -> ClusteredTable | PartialTable:
         """A new table with one row for each cluster.
+
+        Args:
+            name: Tells tables of one algorithm apart.
 
         Raises:
             ValueError: The clusters are not known.
         """
         if self.cluster_of is None:
             raise ValueError(
-                "ClusterFedVARP needs to know the clusters, and this data set has no natural ones. "
+                "This algorithm needs to know the clusters, and this data set has no natural ones. "
                 "Give cluster_of, the cluster of each client, or use FedVARP."
             )
-        rows = self.rows(int(self.cluster_of.max()) + 1, None)
-        return ClusteredTable(self.cluster_of, rows, self.client_weights, self.clustering)
+        rows = self.rows(int(self.cluster_of.max()) + 1, None, name)
+        return self._whole(
+            ClusteredTable(self.cluster_of, rows, self.client_weights, self.clustering)
+        )
+
+    def measured(
+        self, *tables: ClientTable, per_layer: bool = False, memory: float = 0.95
+    ) -> MeasuredTable:
+        """A table that mixes others as far as each has proved right.
+
+        Args:
+            tables: What it mixes.
+            per_layer: Whether each parameter of the model has its own mixture.
+            memory: See `MeasuredTable`.
+
+        Raises:
+            SettingsError: The parameters are not known.
+        """
+        if per_layer and not self.parameters:
+            raise SettingsError(
+                "beta = 'per_layer': this model is one vector, without names of parameters. "
+                "Give beta = 'one'."
+            )
+        parts = list(self.parameters.values()) if per_layer else None
+        return MeasuredTable(tables, parts, memory)
+
+    def _whole(self, rows: AnyTable) -> AnyTable | PartialTable:
+        """The table for whole updates of one that has what is kept of them."""
+        kept = self._numbers_kept
+        return rows if kept is None else PartialTable(rows, kept, self.dim)
+
+    @functools.cached_property
+    def _numbers_kept(self) -> Tensor | None:
+        return None if self.kept is None else numbers_kept(self.kept, self.parameters)
 
 
 def make_algorithm(
@@ -110,14 +164,20 @@ def make_algorithm(
         SettingsError: There is no algorithm of that name, it is none, or its table was written to
             before or is not for these clients and this model.
     """
-    try:
-        make: Any = ALGORITHMS.find(algorithm) if isinstance(algorithm, str) else algorithm
-    except SettingsError as error:
-        raise SettingsError(f"algorithm {error}") from None
+    make: Any = algorithm
+    options: dict[str, Any] = {}
+    if isinstance(algorithm, str):
+        try:
+            choice = parse_call(algorithm)
+            make = ALGORITHMS.find(choice.name)
+        except SettingsError as error:
+            raise SettingsError(f"algorithm {error}") from None
+        if choice.options:
+            options = dict(options_of(make, but_required=True)(**choice.options))
     if isinstance(make, Aggregator):
         return _copy(make, settings)
     usable = issubclass(make, Aggregator) if inspect.isclass(make) else callable(make)
-    made = _made(make, settings) if usable else None
+    made = _made(make, settings, options) if usable else None
     if not isinstance(made, Aggregator):
         raise SettingsError(
             f"algorithm = {make!r} makes no Aggregator. Give a name, a subclass of "
@@ -153,9 +213,9 @@ def _copy(aggregator: Aggregator, settings: TableSettings) -> Aggregator:
         ) from error
 
 
-def _made(make: Any, settings: TableSettings) -> Any:
+def _made(make: Any, settings: TableSettings, options: Mapping[str, Any]) -> Any:
     if not inspect.isclass(make):
-        return make(settings)
+        return make(settings, **options)
     known = inspect.signature(make).parameters
     needed = [
         parameter
@@ -172,7 +232,7 @@ def _made(make: Any, settings: TableSettings) -> Any:
     if needed:
         shared = "ClusteredTable" in str(needed[0].annotation)
         arguments = [settings.row_per_cluster() if shared else settings.row_per_client()]
-    return make(*arguments)
+    return make(*arguments, **options)
 
 
 def fedavg(table: TableSettings) -> FedAvg:
@@ -190,8 +250,32 @@ def cluster_fedvarp(table: TableSettings) -> ClusterFedVARP:
     return ClusterFedVARP(table.row_per_cluster())
 
 
+def fedstale(table: TableSettings, beta: Share = 0.5) -> FedStale:
+    """FedVARP with β as it is given."""
+    return FedStale(table.row_per_client(), beta)
+
+
+def fedvarp_adaptive(
+    table: TableSettings, beta: PerLayer = "one", memory: Momentum = 0.95
+) -> FedVARP:
+    """FedVARP that believes each client's row as far as rows have proved right."""
+    rows = table.row_per_client()
+    return FedVARP(table.measured(rows, per_layer=beta == "per_layer", memory=memory))
+
+
+def fedvarp_mixed(table: TableSettings, beta: PerLayer = "one", memory: Momentum = 0.95) -> FedVARP:
+    """FedVARP over the client's own row and its cluster's, each as far as it has proved right."""
+    rows = (table.row_per_client(), table.row_per_cluster("clusters"))
+    return FedVARP(table.measured(*rows, per_layer=beta == "per_layer", memory=memory))
+
+
 def mifa(table: TableSettings) -> MIFA:
     """MIFA over a row for each client."""
+    if table.kept is not None:
+        raise SettingsError(
+            "mifa steps by the mean of its rows, so that what rows leave out would never be "
+            'trained: table.rows must be "all". FedVARP and its kin can do with less.'
+        )
     return MIFA(table.row_per_client())
 
 

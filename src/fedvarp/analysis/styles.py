@@ -39,6 +39,9 @@ LOOKS: Final[dict[str, Look]] = {
     "scaffold": Look("SCAFFOLD", "#E69F00", "dash", "square"),
     "cluster_fedvarp": Look("ClusterFedVARP", "#0072B2", "longdash", "triangle-up"),
     "fedvarp": Look("FedVARP", "#D55E00", "solid", "diamond"),
+    "fedstale": Look("FedStale", "#56B4E9", "dash", "x"),
+    "fedvarp_adaptive": Look("FedVARP, measured", "#7F7F7F", "dashdot", "square"),
+    "fedvarp_mixed": Look("FedVARP, mixed", "#009E73", "solid", "star"),
 }
 
 # For algorithms of one's own: what is left of the palette but yellow, which white paper swallows.

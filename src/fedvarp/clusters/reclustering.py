@@ -105,7 +105,8 @@ def reclustering(
     Returns:
         The re-clustering; None if all clusters are known at first, or nobody shares a row.
     """
-    table = aggregator.table
-    if clusters.num_auto is None or not isinstance(table, ClusteredTable):
+    below = () if aggregator.table is None else aggregator.table.made_of()
+    shared = [table for table in below if isinstance(table, ClusteredTable)]
+    if clusters.num_auto is None or not shared:
         return None
-    return Reclustering(clusters, table, dataset, model, loss, local_sgd, seed)
+    return Reclustering(clusters, shared[0], dataset, model, loss, local_sgd, seed)

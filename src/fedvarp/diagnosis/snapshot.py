@@ -113,7 +113,7 @@ def _restored_table(
     flat: FlatModel,
     opened: contextlib.ExitStack,
 ) -> ClientTable:
-    _, table = experiment.task().clusters_and_table(flat.dim, directory)
+    _, table = experiment.task().clusters_and_table(directory)
     aggregator = make_algorithm(experiment.settings.algorithm, table)
     assert aggregator.table is not None
     for rows in aggregator.table.tables():

@@ -90,7 +90,7 @@ def estimate(experiment: Experiment) -> Estimate:
     settings = experiment.settings
     flat = FlatModel(experiment.model.to(settings.trainer.device))
     task = experiment.task()
-    _, table = task.clusters_and_table(flat.dim, None)
+    _, table = task.clusters_and_table(None)
     aggregator = make_algorithm(settings.algorithm, table)
     tables = () if aggregator.table is None else aggregator.table.tables()
     rows = sum(table.num_clients for table in tables)

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from fedvarp.experiments.settings import CHOICES, Settings
 from fedvarp.runs.identity import nested
+from fedvarp.settings.calls import parse_call
 from fedvarp.settings.problems import SettingsError, explain, fields_of
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
@@ -197,7 +198,11 @@ def _by_dotted_name(table: Mapping[str, Any], origin: str, prefix: str = "") -> 
     for key, value in table.items():
         name = SHORT_NAMES.get(prefix + key, prefix + key)
         if name in (*CHOICES, "trainer") and isinstance(value, str):
-            name = f"{name}.name"
+            try:
+                choice = parse_call(value)
+            except SettingsError as error:
+                raise SettingsError(f"{origin}: {name} {error}.") from None
+            value = {"name": choice.name, **choice.options}
         inside = isinstance(value, Mapping)
         found = _by_dotted_name(value, origin, f"{name}.") if inside else {name: value}
         for again in flat.keys() & found.keys():

@@ -9,11 +9,12 @@ messages say about it. `files` reads them.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.algorithms.names import algorithm_text, but_defaults
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
@@ -70,7 +71,7 @@ MODELS_FOR: Final[dict[str, tuple[str, ...]]] = {
 }
 """Our models that read our data sets; the first is taken unless another is named."""
 
-CHOICES: Final = ("data", "model", "local_sgd.schedule", "sampling.availability")
+CHOICES: Final = ("algorithm", "data", "model", "local_sgd.schedule", "sampling.availability")
 """The sections whose name decides what else they may say."""
 
 
@@ -103,8 +104,9 @@ class Settings(Section):
 
     name: Annotated[str, AfterValidator(lambda name: _without_slash(name))] = "run"
     """What the run is called in tables and directories; the preset or the file unless given."""
-    algorithm: Annotated[str, AfterValidator(ALGORITHMS.check)] = "fedvarp"
-    """fedavg, fedvarp, cluster_fedvarp, mifa, scaffold, or the import path of your own."""
+    algorithm: Annotated[str, BeforeValidator(algorithm_text)] = "fedvarp"
+    """fedavg, fedvarp, cluster_fedvarp, mifa, scaffold, fedstale, fedvarp_adaptive, fedvarp_mixed,
+    or the import path of your own; with options as a section, or as in fedstale(beta=0.3)."""
     rounds: Count
     """How many rounds to train."""
     clients_per_round: Count
@@ -135,7 +137,7 @@ class Settings(Section):
     @property
     def run_name(self) -> str:
         """What tells this run from others of its kind."""
-        algorithm = self.algorithm.rpartition(":")[2]
+        algorithm = re.sub(r"[(, ]+", "-", self.algorithm.rpartition(":")[2]).rstrip(")")
         return f"{self.name}-{algorithm}-lr{self.local_sgd.lr:g}-seed{self.seed}"
 
     @model_validator(mode="before")
@@ -170,7 +172,6 @@ class Settings(Section):
         Raises:
             ValidationError: An option is unknown or out of bounds.
         """
-        ALGORITHMS.load(self.algorithm, "algorithm")
         TRAINERS.load(self.trainer.name, "trainer.name")
         if self.loss is not None:
             LOSSES.load(self.loss, "loss")
@@ -183,6 +184,7 @@ class Settings(Section):
         )
         return self.model_copy(
             update={
+                "algorithm": but_defaults(self.algorithm),
                 "data": DATASETS.complete(self.data, "data"),
                 "model": MODELS.complete(self.model, "model"),
                 "sampling": sampling,

@@ -23,6 +23,7 @@ from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import with_choice_of_auto
+from fedvarp.settings.calls import split_calls
 from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Grid:
         """
         try:
             return cls(
-                algorithms=tuple(_parts(algorithms)),
+                algorithms=tuple(split_calls(algorithms)),
                 client_lrs=tuple(_rate(text) for text in _parts(client_lrs)),
                 seeds=tuple(int(text) for text in _parts(seeds)),
             )
@@ -153,7 +154,7 @@ class Sweep:
         all_settings = [
             load_settings(
                 source,
-                [*overrides, f'algorithm="{algorithm}"', f"local_sgd.lr={lr!r}", f"seed={seed}"],
+                [*overrides, f"algorithm={algorithm}", f"local_sgd.lr={lr!r}", f"seed={seed}"],
             )
             for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
         ]

@@ -13,7 +13,6 @@ from fedvarp.flower.identity import Client, KnownClients
 from fedvarp.flower.replies import RefusedReplyError, text_in
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.clustered import ClusteredTable
-from fedvarp.tables.row_table import RowTable
 
 ClusterSource = Mapping[str | int, str | int] | Callable[[str], str | int] | str
 """{name: cluster}, name → cluster, or the key under which a client reports its cluster."""
@@ -158,10 +157,8 @@ class ClientRows:
             num_online: How many nodes are online.
         """
         wanted = max(self._least, num_online, len(self.clients))
-        self.grow(wanted)
-        table = self._table
-        if isinstance(table, ClusteredTable | RowTable) and wanted < table.num_clients:
-            table.drop_clients(table.num_clients - wanted)
+        if self._table is not None:
+            self._table.resize(wanted)
 
     def grow(self, num_clients: int) -> None:
         """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows.
@@ -169,14 +166,8 @@ class ClientRows:
         Args:
             num_clients: The least N.
         """
-        table = self._table
-        if table is None or num_clients <= table.num_clients:
-            return
-        more = num_clients - table.num_clients
-        if isinstance(table, ClusteredTable):
-            table.add_clients(torch.zeros(more, dtype=torch.int64))
-        elif isinstance(table, RowTable):
-            table.add_clients(more)
+        if self._table is not None and num_clients > self._table.num_clients:
+            self._table.resize(num_clients)
 
     def place(self, client: Client, label: str | None) -> None:
         """Makes sure that a client has its row, and is in its cluster.
@@ -188,9 +179,11 @@ class ClientRows:
         self.grow(client.row + 1)
         if self.clusters is None or label is None or client.cluster == label:
             return
-        assert isinstance(self._table, ClusteredTable)
+        assert self._table is not None
         number = self.clusters.number_of(label)
-        self._table.move(torch.tensor([client.row]), torch.tensor([number]))
+        for table in self._table.made_of():
+            if isinstance(table, ClusteredTable):
+                table.move(torch.tensor([client.row]), torch.tensor([number]))
         self.clients.joined(client, label)
 
     def row_of(self, client: Client) -> int | str | None:

@@ -65,9 +65,8 @@ class FlatModel:
     def __init__(self, module: nn.Module) -> None:
         _refuse_batch_norm(module)
         self.module = module
-        trainable = _trainable(module)
-        self._parameters = tuple(trainable.values())
-        self._slots = _slots(trainable)
+        self._parameters = tuple(_trainable(module).values())
+        self._slots = slots_of(module)
         self._gradient: tuple[Tensor, ...] = ()
         self.dim = self._slots[-1].stop
         self.channels_last: bool | None = None  # whether it takes images so; None: not tried yet
@@ -222,10 +221,21 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return trainable
 
 
-def _slots(parameters: Mapping[str, nn.Parameter]) -> list[Slot]:
+def slots_of(module: nn.Module) -> list[Slot]:
+    """Where each trainable parameter of a module lies in its vector.
+
+    Args:
+        module: As for `FlatModel`.
+
+    Returns:
+        The slots, in order.
+
+    Raises:
+        ValueError: A parameter has no shape or another dtype, or there is none to train.
+    """
     slots: list[Slot] = []
     start = 0
-    for name, parameter in parameters.items():
+    for name, parameter in _trainable(module).items():
         slots.append(Slot(name, tuple(parameter.shape), start, start + parameter.numel()))
         start += parameter.numel()
     return slots

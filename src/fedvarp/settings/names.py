@@ -32,7 +32,7 @@ from fedvarp.settings.section import Section
 
 Maker = Callable[..., Any]
 
-GIVEN: Final = frozenset({"root", "dataset", "dtype"})
+GIVEN: Final = frozenset({"root", "dataset", "dtype", "table"})
 """Parameters that are no settings: the program fills them in, or they are Python's alone."""
 
 
@@ -60,11 +60,16 @@ class Registry(dict[str, str | Maker]):
     Args:
         what: What is named, for messages.
         entries: Import paths, so that nothing is loaded before it is chosen, or objects.
+        fills_required: Whether the program fills in every parameter that has no default, so that
+            only the others are options.
     """
 
-    def __init__(self, what: str, entries: Mapping[str, str | Maker]) -> None:
+    def __init__(
+        self, what: str, entries: Mapping[str, str | Maker], *, fills_required: bool = False
+    ) -> None:
         super().__init__(entries)
         self.what = what
+        self._fills_required = fills_required
 
     def check(self, name: str) -> str:
         """Returns the name if it may stand for something; imports nothing.
@@ -138,7 +143,7 @@ class Registry(dict[str, str | Maker]):
         if not (inspect.isclass(maker) or inspect.isroutine(maker)):
             problem = ValueError(f"= {choice.name!r} is no class and no function, but {maker!r}")
             raise _wrong(f"{where}.name", choice.name, problem)
-        options = options_of(maker)
+        options = options_of(maker, but_required=self._fills_required)
         try:
             checked = options.model_validate(choice.options)
         except ValidationError as error:
@@ -153,8 +158,13 @@ class Registry(dict[str, str | Maker]):
         return maker(**{n: v for n, v in given.items() if n in taken}, **choice.options)
 
 
-def options_of(maker: Maker) -> type[BaseModel]:
-    """The settings that a function or class takes, as a section made from its signature."""
+def options_of(maker: Maker, *, but_required: bool = False) -> type[BaseModel]:
+    """The settings that a function or class takes, as a section made from its signature.
+
+    Args:
+        maker: It.
+        but_required: Whether parameters without a default are left out.
+    """
     hints = _hints(maker.__init__ if inspect.isclass(maker) else maker)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(maker).parameters.values():
@@ -163,7 +173,10 @@ def options_of(maker: Maker) -> type[BaseModel]:
             parameter.VAR_KEYWORD,
         ):
             continue
-        default = ... if parameter.default is parameter.empty else parameter.default
+        is_required = parameter.default is parameter.empty
+        if is_required and but_required:
+            continue
+        default = ... if is_required else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     return create_model(maker.__qualname__, __base__=Section, **fields)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.names import but_defaults
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
@@ -23,7 +24,7 @@ from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.identity import with_choice_of_auto
-from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.flat_model import FlatModel, slots_of
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
@@ -96,7 +97,7 @@ class Task:
             if directory.exists:
                 kept = with_choice_of_auto(kept, directory.settings())
         flat = FlatModel(self.model.to(self.device))
-        clusters, table = self.clusters_and_table(flat.dim, directory)
+        clusters, table = self.clusters_and_table(directory)
         choice = _Choice(directory, kept)
         evaluator = Evaluator(
             self.dataset,
@@ -147,8 +148,7 @@ class Task:
     @functools.cached_property
     def table_in_memory(self) -> TableSettings:
         """What the algorithm would need for a table in memory, which nothing is written for."""
-        parameters = (p.numel() for p in self.model.parameters() if p.requires_grad)
-        return dataclasses.replace(self.clusters_and_table(sum(parameters), None)[1], device="cpu")
+        return dataclasses.replace(self.clusters_and_table(None)[1], device="cpu")
 
     @functools.cached_property
     def fresh_aggregator(self) -> Aggregator:
@@ -159,7 +159,7 @@ class Task:
     def algorithm_name(self) -> str:
         """What the algorithm is called in tables and bars."""
         if isinstance(self.algorithm, str):
-            return self.algorithm
+            return but_defaults(self.algorithm)
         return aggregator_name(self.fresh_aggregator)
 
     @property
@@ -186,22 +186,21 @@ class Task:
         return self.trainer.device if isinstance(self.trainer, Trainer) else "cpu"
 
     def clusters_and_table(
-        self, dim: int, directory: RunDirectory | None
+        self, directory: RunDirectory | None
     ) -> tuple[ClusterPlan, TableSettings]:
         """Who shares a row, and what the algorithm needs to make its table.
 
         Args:
-            dim: d.
             directory: Of the run, for rows on disk.
 
         Returns:
             The clusters by name, and the settings of the table.
         """
-        clusters = self._clusters
+        clusters, slots = self._clusters, slots_of(self.model)
         on_disk = directory is not None and self.table.where == "disk"
         return clusters, TableSettings(
             num_clients=self.dataset.num_clients,
-            dim=dim,
+            dim=slots[-1].stop,
             codec=self.table.codec,
             folder=str(directory.checkpoint_folder) if directory and on_disk else None,
             cluster_of=clusters.at_first,
@@ -209,6 +208,8 @@ class Task:
             client_weights=self.client_weights,
             device=self.device,
             fsync=self.recording.fsync,
+            parameters={slot.name: slice(slot.start, slot.stop) for slot in slots},
+            kept=self.table.parameters_kept,
         )
 
     @functools.cached_property

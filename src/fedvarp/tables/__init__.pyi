@@ -3,7 +3,9 @@ from .clustered import ClusteredTable as ClusteredTable
 from .codecs import CODECS as CODECS
 from .disk import DiskTable as DiskTable
 from .largest_entries import LargestEntries as LargestEntries
+from .measured import MeasuredTable as MeasuredTable
 from .memory import MemoryTable as MemoryTable
+from .partial import PartialTable as PartialTable
 from .registry import TABLES as TABLES
 from .row_table import RowTable as RowTable
 from .settings import Table as Table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedvarp.tables.checks import check_weights
+from fedvarp.tables.checks import Beta, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ClientTable(ABC):
         clients: Tensor,
         rows: Tensor,
         a: Tensor,
-        beta: float,
+        beta: Beta,
         largest: LargestEntries | None = None,
     ) -> Tensor:
         """v = β·ȳ + Σ a_i (Δ_i − β·y_i) with the rows as they are; then y_i ← Δ_i.
@@ -85,7 +85,8 @@ class ClientTable(ABC):
             clients: (M,) int64, S, distinct.
             rows: (M, d) of the table's dtype, Δ_i for i ∈ S.
             a: (M,), what each client counts for.
-            beta: β, what the stored rows count for: 0 not at all (FedAvg), 1 fully (FedVARP).
+            beta: β, what the stored rows count for: 0 not at all (FedAvg), 1 fully (FedVARP); or
+                (d,), one for each number of a row.
             largest: The rows' largest entries, if somebody has measured them; spares a read.
 
         Returns:
@@ -96,7 +97,7 @@ class ClientTable(ABC):
                 Nothing has changed.
             IndexError: A client is unknown. Nothing has changed.
         """
-        check_weights(a, beta, clients)
+        check_weights(a, beta, clients, self.dim)
         y = self.get(clients).double()
         changes = [
             a_i * (delta - beta * y_i)
@@ -105,6 +106,21 @@ class ClientTable(ABC):
         v: Tensor = beta * self.mean().double() + sum(changes)
         self.put(clients, rows, largest)
         return v.to(self.dtype)
+
+    def resize(self, num_clients: int) -> None:
+        """Makes N another number: newcomers have no row yet, and only such clients can go.
+
+        Args:
+            num_clients: The new N.
+
+        Raises:
+            ValueError: The table cannot change its size, or somebody who is to go has a row.
+        """
+        raise ValueError(f"A {type(self).__name__} has its {self.num_clients} clients for ever.")
+
+    def made_of(self) -> tuple[ClientTable, ...]:
+        """The tables that this one reads its rows from; itself where it holds its own."""
+        return (self,)
 
     @property
     @abstractmethod

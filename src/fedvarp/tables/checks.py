@@ -13,6 +13,9 @@ from fedvarp.tables.largest_entries import LargestEntries
 if TYPE_CHECKING:
     from fedvarp.tables.base import ClientTable
 
+Beta = float | Tensor
+"""β of v = β·ȳ + Σ a_i (Δ_i − β·y_i): a number, or (d,), one for each number of a row."""
+
 
 def check_clients(clients: Tensor, num_clients: int) -> None:
     """Refuses what are not numbers of known clients.
@@ -85,18 +88,25 @@ def check_rows(
     return largest
 
 
-def check_weights(a: Tensor, beta: float, clients: Tensor) -> None:
+def check_weights(a: Tensor, beta: Beta, clients: Tensor, dim: int) -> None:
     """Refuses weights a_i that do not belong to these clients, and a β that is no number.
 
     Args:
         a: (M,), one finite number for each client.
-        beta: β, finite.
+        beta: β, finite: a number, or (d,).
         clients: (M,).
+        dim: d.
 
     Raises:
         ValueError: There are more or fewer weights, or one of them or β is NaN or infinite.
     """
-    if not math.isfinite(beta):
+    if isinstance(beta, Tensor):
+        if tuple(beta.shape) != (dim,) or not bool(beta.isfinite().all()):
+            raise ValueError(
+                f"beta has shape {tuple(beta.shape)}; it must be one finite number, or one for "
+                f"each of the {dim} numbers of a row."
+            )
+    elif not math.isfinite(beta):
         raise ValueError(f"beta={beta} must be a finite number: 0 for FedAvg, 1 for FedVARP.")
     if a.shape != clients.shape or not bool(a.isfinite().all()):
         raise ValueError(

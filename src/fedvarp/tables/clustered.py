@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
-from fedvarp.tables.checks import check_clients, check_rows, check_weights
+from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.tensors import Weights, weights, whole_numbers
@@ -80,7 +80,7 @@ class ClusteredTable(ClientTable):
         clients: Tensor,
         rows: Tensor,
         a: Tensor,
-        beta: float,
+        beta: Beta,
         largest: LargestEntries | None = None,
     ) -> Tensor:
         """v, and then each cluster's row is its mean Δ_i; see `ClientTable.exchange`.
@@ -89,7 +89,7 @@ class ClusteredTable(ClientTable):
         a_i are equal. Where they are not, Σ a_i (Δ_i − mean Δ_i) is left, and added.
         """
         largest = check_rows(self, clients, rows, largest)
-        check_weights(a, beta, clients)
+        check_weights(a, beta, clients, self.dim)
         clusters = self._clusters(clients)
         distinct, means = _mean_by_cluster(clusters, rows)
         summed = _sum_by_cluster(a.double().cpu(), clusters, self.rows.num_clients)[distinct]
@@ -142,6 +142,14 @@ class ClusteredTable(ClientTable):
         self.cluster_of = self.cluster_of[:-count].clone()
         self.num_clients = len(self.cluster_of)
         self._share_rows()
+
+    def resize(self, num_clients: int) -> None:
+        """Lets clients into cluster 0, or the last ones go; see `ClientTable.resize`."""
+        more = num_clients - self.num_clients
+        if more > 0:
+            self.add_clients(torch.zeros(more, dtype=torch.int64))
+        elif more < 0:
+            self.drop_clients(-more)
 
     def move(self, clients: Tensor, clusters: Tensor) -> None:
         """Puts clients into other clusters, new ones among them; rows stay as they are.

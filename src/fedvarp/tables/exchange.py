@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.tables.blocks import blocks, longest_block
+from fedvarp.tables.checks import Beta
 from fedvarp.tables.codecs import Codec
 
 _COMPILE_FROM: Final = 2**20  # numbers in a row from which a compiled kernel is worth its seconds
@@ -31,13 +32,13 @@ class Direction:
     Attributes:
         v: (d,) of the codec's dtype, where it is written.
         a: (M,) float64.
-        beta: β.
+        beta: β, a number or (d,) float64.
         total_share: How many clients all rows stand for.
     """
 
     v: Tensor
     a: Tensor
-    beta: float
+    beta: Beta
     total_share: float
 
 
@@ -75,6 +76,9 @@ def _in_blocks(
     a = None if direction is None else direction.a.tolist()
     buffers = total.new_empty(5, longest_block(dim))
     for here in blocks(dim):
+        beta = 0.0 if direction is None else direction.beta
+        if isinstance(beta, Tensor):
+            beta = beta[here]
         old, change, product, change_of_v, grown = buffers[:, : here.stop - here.start]
         change_of_v.zero_()
         grown.zero_()
@@ -82,7 +86,7 @@ def _in_blocks(
             new = rows[m, here]
             old.copy_(codec.decode(row, here.start, here.stop))
             if direction is not None and a is not None:
-                torch.mul(old, direction.beta, out=product)
+                torch.mul(old, beta, out=product)
                 torch.sub(change.copy_(new), product, out=change)
                 change_of_v += torch.mul(change, a[m], out=product)
             codec.encode(row, here.start, new)
@@ -92,7 +96,7 @@ def _in_blocks(
             grown += torch.mul(change, share, out=product)
         if direction is not None:
             mean = torch.div(total[here], direction.total_share, out=product).to(codec.dtype)
-            direction.v[here] = change_of_v.add_(product.copy_(mean).mul_(direction.beta))
+            direction.v[here] = change_of_v.add_(product.copy_(mean).mul_(beta))
         total[here].add_(grown)
 
 
@@ -140,7 +144,8 @@ def _fused_if_large(
         return False
     # As tensors: a number would be compiled in, and β may change every round.
     total_share = total.new_tensor(direction.total_share)
-    beta = None if direction.beta == 1 else total.new_tensor(direction.beta)
+    given = direction.beta
+    beta = given if isinstance(given, Tensor) else total.new_tensor(given)
     try:
         _kernels[len(encoded)](
             [row.view(codec.dtype) for row in encoded],
@@ -149,7 +154,7 @@ def _fused_if_large(
             total,
             direction.v,
             direction.a,
-            beta,
+            None if isinstance(given, float | int) and given == 1 else beta,
             total_share,
         )
     except Exception as reason:  # raised while compiling, before anything was written

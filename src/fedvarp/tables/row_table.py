@@ -11,7 +11,7 @@ from torch import Tensor
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
-from fedvarp.tables.checks import check_clients, check_rows, check_weights
+from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
 from fedvarp.tables.codecs import codec_named
 from fedvarp.tables.exchange import Direction, exchange_rows
 from fedvarp.tables.largest_entries import LargestEntries
@@ -130,15 +130,17 @@ class RowTable(ClientTable):
         clients: Tensor,
         rows: Tensor,
         a: Tensor,
-        beta: float,
+        beta: Beta,
         largest: LargestEntries | None = None,
     ) -> Tensor:
         """v and then y_i ← Δ_i in one pass over memory; see `ClientTable.exchange`."""
         largest = check_rows(self, clients, rows, largest)
-        check_weights(a, beta, clients)
+        check_weights(a, beta, clients, self.dim)
         if self._v is None:
             self._v = torch.empty(self.dim, dtype=self.dtype, device=self.device)
         a = a.to(self.device, torch.float64)
+        if isinstance(beta, Tensor):
+            beta = beta.to(self.device, torch.float64)
         self._overwrite(clients, rows, largest, Direction(self._v, a, beta, self._sum.total_share))
         return self._v
 
@@ -229,6 +231,14 @@ class RowTable(ClientTable):
             raise ValueError(f"drop_clients({count}): one of them has written a row.")
         self._sum.total_share -= count
         self.num_clients = left
+
+    def resize(self, num_clients: int) -> None:
+        """Lets clients in, or those go who have never written; see `ClientTable.resize`."""
+        more = num_clients - self.num_clients
+        if more > 0:
+            self.add_clients(more)
+        elif more < 0:
+            self.drop_clients(-more)
 
     def add_rows(self, count: int) -> range:
         """Makes room for more rows, O(1), in a table whose owner then calls `share`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.section import Section
@@ -30,10 +30,13 @@ class Table(Section):
     """Where rows live; on disk they are part of the run's checkpoint."""
     codec: CodecName = "float32"
     """How rows are stored: int8 takes a quarter of the memory."""
+    rows: Annotated[str, Field(min_length=1)] = "all"
+    """Of which numbers rows are kept: "all", "last_layer", or patterns of parameters' names
+    separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg."""
     clusters: str | tuple[int, ...] | None = None
-    """For cluster_fedvarp: "own" (the data set's), "labels" (clients with the same labels),
-    "auto:K" (k-means on sketched gradients) or "auto:K:updates"; own unless given. In Python also
-    the cluster of each client."""
+    """For cluster_fedvarp and fedvarp_mixed: "own" (the data set's), "labels" (clients with the
+    same labels), "auto:K" (k-means on sketched gradients) or "auto:K:updates"; own unless given. In
+    Python also the cluster of each client."""
     recluster_every: Count | None = None
     """With "auto:K": rounds until clusters are made anew; never unless given."""
 
@@ -53,6 +56,13 @@ class Table(Section):
                 f'clusters that are found, write "auto:{value}"'
             )
         return tuple(int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers)
+
+    @property
+    def parameters_kept(self) -> list[str] | None:
+        """The patterns in `rows`; None for whole rows."""
+        if self.rows == "all":
+            return None
+        return [pattern.strip() for pattern in self.rows.split(",")]
 
     @model_validator(mode="after")
     def _only_auto_changes(self) -> Self:
