@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvarp import Aggregator, ClientTable, ClusteredTable
+from fedvarp import Aggregator, ClientTable, ClusteredTable, MeasuredTable, PartialTable
 from fedvarp.algorithms import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.tables import CODECS, TABLES, RowTable
@@ -22,7 +22,8 @@ from fedvarp.tables import CODECS, TABLES, RowTable
 PLACES = list(TABLES)
 CODEC_NAMES = list(CODECS)
 LOSSLESS = [name for name, codec in CODECS.items() if codec.lossless]
-TABLE_NAMES = [*PLACES, *(f"clusters in {place}" for place in PLACES)]
+MADE_OF_TABLES = ["measured", "part"]  # in memory: where the rows live is not their affair
+TABLE_NAMES = [*PLACES, *(f"clusters in {place}" for place in PLACES), *MADE_OF_TABLES]
 
 every_algorithm = pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 every_codec = pytest.mark.parametrize("codec", CODEC_NAMES)
@@ -48,6 +49,18 @@ def close(table: ClientTable | None) -> None:
 
 @contextlib.contextmanager
 def table_of(kind: str, num_clients: int, dim: int, codec: str) -> Iterator[ClientTable]:
+    if kind == "measured":
+        with (
+            table_of("memory", num_clients, dim, codec) as own,
+            table_of("clusters in memory", num_clients, dim, codec) as shared,
+        ):
+            yield MeasuredTable([own, shared])
+        return
+    if kind == "part":
+        kept = torch.arange(dim)[dim // 3 :: 2]
+        with table_of("memory", num_clients, len(kept), codec) as rows:
+            yield PartialTable(rows, kept, dim)
+        return
     place = kind.removeprefix("clusters in ")
     with tempfile.TemporaryDirectory() as folder:
         cluster_of = torch.arange(num_clients) if kind == place else clusters_of(num_clients)

@@ -16,6 +16,7 @@ from .algorithms import MIFA as MIFA
 from .algorithms import Aggregator as Aggregator
 from .algorithms import ClusterFedVARP as ClusterFedVARP
 from .algorithms import FedAvg as FedAvg
+from .algorithms import FedStale as FedStale
 from .algorithms import FedVARP as FedVARP
 from .algorithms import Reply as Reply
 from .algorithms import RoundUpdates as RoundUpdates
@@ -44,7 +45,9 @@ from .simulation.simulate import simulate as simulate
 from .tables import ClientTable as ClientTable
 from .tables import ClusteredTable as ClusteredTable
 from .tables import DiskTable as DiskTable
+from .tables import MeasuredTable as MeasuredTable
 from .tables import MemoryTable as MemoryTable
+from .tables import PartialTable as PartialTable
 from .tables import StoreError as StoreError
 from .tables import Table as Table
 from .trainers import Trainer as Trainer

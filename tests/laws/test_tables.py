@@ -60,7 +60,10 @@ def test_an_enormous_row_that_comes_and_goes_takes_nothing_with_it(kind: str) ->
 def test_rows_longer_than_a_block_are_the_same_row(
     kind: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four blocks of 256 and a bit, against one: the seams must not show."""
+    """Four blocks of 256 and a bit, against one: the seams must not show.
+
+    Of what is measured, b, the sum runs over blocks, and is rounded otherwise.
+    """
 
     def run(length: int) -> tuple[Tensor, ...]:
         monkeypatch.setattr(blocks, "BLOCK", length)
@@ -73,8 +76,9 @@ def test_rows_longer_than_a_block_are_the_same_row(
             assert_law(table)
             return *vs, table.mean(), everyone(table)
 
+    rounding = 1e-6 if codec != "float64" else 1e-14
     for a, b in zip(run(256), run(2**17), strict=True):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(a, b, rtol=rounding if kind == "measured" else 0, atol=0)
 
 
 @every_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedvarp.algorithms.fedvarp import FedVARP
@@ -28,3 +29,7 @@ class FedStale(FedVARP):
     """
 
     beta: Share = 0.5  # type: ignore[misc]  # what FedVARP has once for all is set here
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved run to go on with this algorithm."""
+        return {**super().describe(), "beta": self.beta}

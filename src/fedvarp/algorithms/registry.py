@@ -45,7 +45,8 @@ class TableSettings:
         dim: d.
         codec: How rows are stored.
         folder: Where rows live on disk; None: in memory.
-        cluster_of: (N,) for ClusterFedVARP.
+        cluster_of: (N,) for algorithms with clusters.
+        num_clusters: K, if it is more than the clusters that `cluster_of` names.
         clustering: How the clusters are made, if they change with time.
         client_weights: (N,) p_i of the objective; None for 1/N each.
         device: Where the rows are needed.
@@ -60,6 +61,7 @@ class TableSettings:
     codec: str = "float32"
     folder: str | None = None
     cluster_of: Tensor | None = None
+    num_clusters: int = 0
     clustering: str | None = None
     client_weights: Tensor | None = None
     device: torch.device | str = "cpu"
@@ -108,7 +110,7 @@ class TableSettings:
                 "This algorithm needs to know the clusters, and this data set has no natural ones. "
                 "Give cluster_of, the cluster of each client, or use FedVARP."
             )
-        rows = self.rows(int(self.cluster_of.max()) + 1, None, name)
+        rows = self.rows(max(self.num_clusters, int(self.cluster_of.max()) + 1), None, name)
         return self._whole(
             ClusteredTable(self.cluster_of, rows, self.client_weights, self.clustering)
         )

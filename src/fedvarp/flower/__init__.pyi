@@ -4,6 +4,9 @@ from .settings import StrategySettings as StrategySettings
 from .strategies import MIFA as MIFA
 from .strategies import ClusterFedVARP as ClusterFedVARP
 from .strategies import FedAvg as FedAvg
+from .strategies import FedStale as FedStale
 from .strategies import FedVARP as FedVARP
+from .strategies import FedVARPAdaptive as FedVARPAdaptive
+from .strategies import FedVARPMixed as FedVARPMixed
 from .strategies import Scaffold as Scaffold
 from .strategy import ServerStrategy as ServerStrategy

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from flwr.app import ArrayRecord
 
 from fedvarp.algorithms.aggregator import Aggregator
-from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.identity import KnownClients, name_order
@@ -22,7 +21,8 @@ from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
-from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.settings.calls import written_call
+from fedvarp.tables.settings import Table
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
@@ -116,7 +116,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             _refuse_another_run(checkpoint, layout, settings)
         entries = {} if checkpoint is None else checkpoint.entries()
         clients, clusters = _clients_and_clusters(settings, checkpoint, entries)
-        aggregator = _aggregator(settings, layout.dim, checkpoint, clients, clusters)
+        aggregator = _aggregator(settings, layout, checkpoint, clients, clusters)
         for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
         optimizer = settings.server_optimizer or ServerSGD(lr=settings.server_lr)
@@ -165,22 +165,24 @@ def _clients_and_clusters(
 
 def _aggregator(
     settings: StrategySettings,
-    dim: int,
+    layout: Layout,
     checkpoint: Checkpoint | None,
     clients: KnownClients,
     clusters: Clusters | None,
 ) -> Aggregator:
     saved = (checkpoint.server_description if checkpoint else None) or {}
+    N = saved.get("num_clients", max(1, settings.num_clients or 0))
     table = TableSettings(
-        num_clients=saved.get("num_clients", max(1, settings.num_clients or 0)),
-        dim=dim,
+        num_clients=N,
+        dim=layout.dim,
         codec=settings.codec,
         folder=str(settings.checkpoint) if settings.where == "disk" else None,
+        cluster_of=None if clusters is None else clusters.cluster_of(clients, N),
+        num_clusters=0 if clusters is None else clusters.num_rows,
+        parameters={slot.name: slice(slot.start, slot.stop) for _, slot in layout.parameters},
+        kept=Table(rows=settings.rows).parameters_kept,
     )
-    if clusters is None:
-        return make_algorithm(settings.algorithm, table)
-    cluster_of = clusters.cluster_of(clients, table.num_clients)
-    return ClusterFedVARP(ClusteredTable(cluster_of, table.rows(clusters.num_rows, None)))
+    return make_algorithm(written_call(settings.algorithm, settings.options), table)
 
 
 def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: StrategySettings) -> None:

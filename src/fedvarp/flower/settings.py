@@ -46,6 +46,8 @@ class StrategySettings:
         where: Where the table of client states lives, "memory" or "disk"; "disk" needs
             `checkpoint`.
         codec: How its rows are stored: float32, bfloat16, float16 or int8.
+        rows: Of which numbers rows are kept: "all", "last_layer", or patterns of arrays' names
+            separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg.
         identity: What a client is known by: the key it reports ("partition-id", or any other),
             "supernode-key" or "node-id".
         ask_names: Whether nodes are asked for their name before they are first drawn; clients
@@ -77,6 +79,7 @@ class StrategySettings:
     checkpoint: str | os.PathLike[str] | None = None
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
+    rows: Annotated[str, Field(min_length=1)] = "all"
     identity: Annotated[str, Field(min_length=1, examples=['"partition-id"'])] = "partition-id"
     ask_names: bool = True
     when_offline: WhenOffline = "replace"
@@ -112,6 +115,11 @@ class StrategySettings:
     def cluster_source(self) -> ClusterSource | None:
         """Where clusters come from; None: each client has a row of its own."""
         return None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said of the algorithm beside its name."""
+        return {}
 
     @property
     def weighted_by(self) -> Weighting:

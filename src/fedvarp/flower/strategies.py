@@ -1,13 +1,15 @@
-"""The five strategies. Each is one of the core's algorithms; nothing is implemented twice."""
+"""The strategies. Each is one of the core's algorithms; nothing is implemented twice."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from fedvarp.algorithms.registry import PerLayer
 from fedvarp.flower.rows import ClusterSource
 from fedvarp.flower.settings import Weighting
 from fedvarp.flower.strategy import ServerStrategy
+from fedvarp.settings.bounds import Momentum, Share
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -77,6 +79,76 @@ class ClusterFedVARP(ServerStrategy):
     """
 
     algorithm: ClassVar[str] = "cluster_fedvarp"
+
+    clusters: ClusterSource
+
+    @property
+    def cluster_source(self) -> ClusterSource:
+        """See `clusters`."""
+        return self.clusters
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FedStale(FedVARP):
+    """FedVARP that believes its rows by half, or as you say (Rodio and Neglia, 2024).
+
+    Attributes:
+        beta: β, from 0 (FedAvg) to 1 (FedVARP).
+
+    All other settings: see `StrategySettings`.
+    """
+
+    algorithm: ClassVar[str] = "fedstale"
+
+    beta: Share = 0.5
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `beta`."""
+        return {"beta": self.beta}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FedVARPAdaptive(FedVARP):
+    """FedVARP that believes rows as far as they have proved right: see `fedvarp.MeasuredTable`.
+
+    Where clients come back so seldom that their rows say nothing any more it is FedAvg, and where
+    rows are good it is FedVARP, without anybody having to know which::
+
+        strategy = FedVARPAdaptive(num_clients=10_000, clients_per_round=10, checkpoint="state")
+
+    Attributes:
+        beta: "one": how far rows are believed is one number; "per_layer": one for each array.
+        memory: What the rounds before count for, against the present one, when it is measured.
+
+    All other settings: see `StrategySettings`.
+    """
+
+    algorithm: ClassVar[str] = "fedvarp_adaptive"
+
+    beta: PerLayer = "one"
+    memory: Momentum = 0.95
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `beta` and `memory`."""
+        return {"beta": self.beta, "memory": self.memory}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FedVARPMixed(FedVARPAdaptive):
+    """FedVARP over the client's own row and its cluster's, each as far as it has proved right.
+
+    The cluster's row is fresh but another client's; the client's own may be old, or none at all.
+    Memory for N + K rows.
+
+    Attributes:
+        clusters: As in `ClusterFedVARP`.
+
+    All other settings: see `FedVARPAdaptive` and `StrategySettings`.
+    """
+
+    algorithm: ClassVar[str] = "fedvarp_mixed"
 
     clusters: ClusterSource
 

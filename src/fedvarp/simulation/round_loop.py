@@ -144,6 +144,7 @@ class Simulation:
             "bytes_down": len(cohort.clients) * aggregator.vectors_down * vector_bytes,
             "bytes_up": len(cohort.answering.clients) * aggregator.vectors_up * vector_bytes,
             "server_bytes": self.server.num_bytes,
+            **({} if aggregator.table is None else aggregator.table.metrics()),
         }
 
     def _is_due(self, record: Record, rounds: int) -> bool:

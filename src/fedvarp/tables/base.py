@@ -122,6 +122,10 @@ class ClientTable(ABC):
         """The tables that this one reads its rows from; itself where it holds its own."""
         return (self,)
 
+    def metrics(self) -> Mapping[str, float]:
+        """What the record of a round says of the table; nothing for most."""
+        return {}
+
     @property
     @abstractmethod
     def num_bytes(self) -> int:

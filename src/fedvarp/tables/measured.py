@@ -88,6 +88,12 @@ class MeasuredTable(ClientTable):
         """(P, K) float64, how far each table is believed, for each part of a row."""
         return torch.stack([_trust(products) for products in self._products])
 
+    def metrics(self) -> Mapping[str, float]:
+        """How far each table is believed, measured over the whole row."""
+        whole = _trust(self._products.sum(0)).tolist()
+        names = [table.tables()[0].name for table in self.regressors]
+        return {f"trust_in_{name}": b_k for name, b_k in zip(names, whole, strict=True)}
+
     def get(self, clients: Tensor) -> Tensor:
         """Σ_k b_k·y_i⁽ᵏ⁾ of these clients, (M, d); see `ClientTable.get`."""
         check_clients(clients, self.num_clients)
