@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ from fedvarp.flower import (
     MIFA,
     ClusterFedVARP,
     FedAvg,
+    FedStale,
     FedVARP,
+    FedVARPAdaptive,
+    FedVARPMixed,
     LocalSteps,
     Scaffold,
     answer_identity,
@@ -38,6 +42,9 @@ STRATEGIES: dict[str, Any] = {
     "cluster_fedvarp": ClusterFedVARP,
     "mifa": MIFA,
     "scaffold": Scaffold,
+    "fedstale(beta=0.3)": partial(FedStale, beta=0.3),
+    "fedvarp_adaptive(beta=per_layer)": partial(FedVARPAdaptive, beta="per_layer"),
+    "fedvarp_mixed": FedVARPMixed,
 }
 
 
@@ -153,7 +160,7 @@ def test_rounds_are_those_of_the_simulation(
     for client in chance.sample(range(NUM_CLIENTS), NUM_CLIENTS):
         grid.connect(chance.getrandbits(63), {"partition-id": client})
     settings: dict[str, Any] = {}
-    if algorithm == "cluster_fedvarp":
+    if algorithm in ("cluster_fedvarp", "fedvarp_mixed"):
         assert dataset.cluster_of is not None
         settings["clusters"] = dict(enumerate(dataset.cluster_of.tolist()))
     strategy = STRATEGIES[algorithm](

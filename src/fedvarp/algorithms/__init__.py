@@ -9,6 +9,9 @@ of them are ``v = β·ȳ + Σ_{i∈S} a_i (Δ_i − β·y_i)``, then ``y_i ← �
 | FedVARP        | 1/M | 1 | one per client                                                     |
 | ClusterFedVARP | 1/M | 1 | one per cluster; a put averages the clients of a cluster           |
 | MIFA           | 1/N | 1 | one per client                                                     |
+| FedStale       | 1/M | a number | one per client                                              |
+| measured rows  | 1/M | 1 | Σ_k b_k y_i⁽ᵏ⁾ of the client's own row, its cluster's, b measured  |
+| rows of a part | 1/M | 1 | zero but for some of the numbers, such as the last layer           |
 | SCAFFOLD       | 1/M | 0 | c_i; clients add c̄ − c_i to each gradient; c_i ← Δ_i − that        |
 
 1/M stands for p_i / π_i where clients have weights or are sampled with unequal chances.

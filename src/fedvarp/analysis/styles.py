@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdash"]
@@ -87,25 +87,36 @@ def with_rows(label: str) -> str:
 def in_order(algorithms: Iterable[str]) -> list[str]:
     """Sorts algorithms: the paper's in its order, then all others by name.
 
-    >>> in_order({"mine", "fedvarp", "fedavg"})
-    ['fedavg', 'fedvarp', 'mine']
+    >>> in_order({"mine", "fedstale(beta=0.3)", "fedvarp", "fedavg"})
+    ['fedavg', 'fedvarp', 'fedstale(beta=0.3)', 'mine']
     """
-    present = set(algorithms)
-    return [name for name in LOOKS if name in present] + sorted(present - LOOKS.keys())
+    order = list(LOOKS)
+
+    def place(algorithm: str) -> tuple[int, str]:
+        name = algorithm.partition("(")[0]
+        return (order.index(name) if name in LOOKS else len(order), algorithm)
+
+    return sorted(set(algorithms), key=place)
 
 
 def look_of(algorithm: str, variant: int = 0) -> Look:
-    """Returns the look of an algorithm; if it is not the paper's, the name alone decides.
+    """Returns the look of an algorithm; if it is not one of ours, the name alone decides.
 
     Args:
-        algorithm: Its name in the settings.
+        algorithm: Its name in the settings, perhaps with options.
         variant: Counts curves of one algorithm, as with several learning rates: they share the
             colour, and differ in dash and marker.
 
     >>> look_of("fedvarp").colour == look_of("fedvarp", variant=1).colour
     True
+    >>> look_of("fedstale(beta=0.3)").label
+    'FedStale (beta=0.3)'
     """
-    look = LOOKS.get(algorithm)
+    name, _, options = algorithm.partition("(")
+    look = LOOKS.get(name)
+    if look is not None and options:
+        variant += 1 + zlib.crc32(options.encode()) % (len(_DASHES) - 1)
+        look = replace(look, label=f"{look.label} ({options}")
     if look is None:
         key = zlib.crc32(algorithm.encode())
         look = Look(
@@ -116,9 +127,8 @@ def look_of(algorithm: str, variant: int = 0) -> Look:
         )
     if variant == 0:
         return look
-    return Look(
-        look.label,
-        look.colour,
-        _DASHES[(_DASHES.index(look.dash) + variant) % len(_DASHES)],
-        _MARKERS[(_MARKERS.index(look.marker) + variant) % len(_MARKERS)],
+    return replace(
+        look,
+        dash=_DASHES[(_DASHES.index(look.dash) + variant) % len(_DASHES)],
+        marker=_MARKERS[(_MARKERS.index(look.marker) + variant) % len(_MARKERS)],
     )
