@@ -36,7 +36,7 @@ NUM_CLIENTS = dataset().num_clients
 DIM = sum(p.numel() for p in linear().parameters())
 
 
-class FedStale(FedVARP):
+class HalfTrust(FedVARP):
     """FedVARP that believes its rows by half, or as told."""
 
     def __init__(self, y: ClientTable, beta: float = 0.5) -> None:
@@ -52,8 +52,8 @@ class Scaled(Aggregator):
         return self.factor * updates.average(updates.deltas)
 
 
-def stale(beta: float) -> Callable[[Any], FedStale]:
-    return lambda table: FedStale(table.row_per_client(), beta)
+def stale(beta: float) -> Callable[[Any], HalfTrust]:
+    return lambda table: HalfTrust(table.row_per_client(), beta)
 
 
 def clustered(*cluster_of: int) -> Callable[[Any], ClusterFedVARP]:
@@ -107,7 +107,7 @@ def test_different_algorithms_of_ones_own_are_different_rows(tmp_path: Path) -> 
     seeds(tmp_path, "a", algorithm=stale(0.3))
     seeds(tmp_path, "b", algorithm=stale(0.7))
     seeds(tmp_path, "c", algorithm=lambda table: Scaled(0.5))
-    assert rows(tmp_path) == {"FedStale (beta=0.3)": 2, "FedStale (beta=0.7)": 2, "Scaled": 2}
+    assert rows(tmp_path) == {"HalfTrust (beta=0.3)": 2, "HalfTrust (beta=0.7)": 2, "Scaled": 2}
 
 
 def test_code_that_differs_is_a_row_of_its_own(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ ANOTHER_RUN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sampler": First(2)}, {"sampler": First(4)}, r"sampler._size = 2 \(now 4\)"),
     ({"algorithm": stale(0.3)}, {"algorithm": stale(0.7)}, r"aggregator.beta = 0.3 \(now 0.7\)"),
     ({"algorithm": Scaled(1.0)}, {"algorithm": Scaled(2.0)}, r"aggregator.factor = 1.0 \(now 2.0"),
-    ({"algorithm": FedVARP}, {"algorithm": stale(1.0)}, r"algorithm = fedvarp \(now FedStale\)"),
+    ({"algorithm": FedVARP}, {"algorithm": stale(1.0)}, r"algorithm = fedvarp \(now HalfTrust\)"),
     ({"trainer": Changed(plain())}, {"trainer": Changed(plain(), doubled)}, "own_trainer.change"),
     ({"trainer": Changed(plain())}, {}, "own_trainer.kind = Changed"),
 ]  # fmt: skip
@@ -244,5 +244,5 @@ def test_an_aggregator_that_was_passed_stays_as_it_was() -> None:
 def test_the_record_names_what_the_function_made(tmp_path: Path) -> None:
     run(module=linear(), algorithm=stale(0.3), out=tmp_path)
     kept = RunDirectory(tmp_path).settings()
-    assert kept["algorithm"] == "FedStale"
+    assert kept["algorithm"] == "HalfTrust"
     assert kept["aggregator"]["beta"] == 0.3

@@ -7,6 +7,7 @@ are not repeated.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,12 @@ class Sweep:
         all_settings = [
             load_settings(
                 source,
-                [*overrides, f"algorithm={algorithm}", f"local_sgd.lr={lr!r}", f"seed={seed}"],
+                [
+                    *overrides,
+                    f"algorithm={json.dumps(algorithm)}",
+                    f"local_sgd.lr={lr!r}",
+                    f"seed={seed}",
+                ],
             )
             for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
         ]

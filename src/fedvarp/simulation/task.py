@@ -158,9 +158,10 @@ class Task:
     @property
     def algorithm_name(self) -> str:
         """What the algorithm is called in tables and bars."""
+        made = self.fresh_aggregator  # first: it says in a sentence what is wrong
         if isinstance(self.algorithm, str):
             return but_defaults(self.algorithm)
-        return aggregator_name(self.fresh_aggregator)
+        return aggregator_name(made)
 
     @property
     def objective(self) -> str:
