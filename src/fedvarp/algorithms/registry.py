@@ -107,8 +107,9 @@ class TableSettings:
         """
         if self.cluster_of is None:
             raise ValueError(
-                "ClusterFedVARP needs to know the clusters, as fedvarp_mixed does, and this data set "
-                "has no natural ones. Give cluster_of, the cluster of each client, or use FedVARP."
+                "ClusterFedVARP needs to know the clusters, as fedvarp_mixed does, and this data "
+                "set has no natural ones. Give cluster_of, the cluster of each client, or use "
+                "FedVARP."
             )
         rows = self.rows(max(self.num_clusters, int(self.cluster_of.max()) + 1), None, name)
         return self._whole(
