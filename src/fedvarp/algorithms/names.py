@@ -10,7 +10,15 @@ ALGORITHMS: Final = Registry(
     "algorithm",
     {
         name: f"fedvarp.algorithms.registry:{name}"
-        for name in ("fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold")
+        for name in (
+            "fedavg",
+            "fedvarp",
+            "cluster_fedvarp",
+            "mifa",
+            "scaffold",
+            "fedprox",
+            "feddyn",
+        )
     },
 )
 """One line registers an algorithm of one's own, and settings then find it by its name:

@@ -14,10 +14,13 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
+from fedvarp.algorithms.feddyn import FedDyn
+from fedvarp.algorithms.fedprox import FedProx
 from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
+from fedvarp.settings.bounds import NotNegative, Positive
 from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.clustered import ClusteredTable
 from fedvarp.tables.registry import TABLES
@@ -198,3 +201,13 @@ def mifa(table: TableSettings) -> MIFA:
 def scaffold(table: TableSettings) -> Scaffold:
     """SCAFFOLD over a row for each client."""
     return Scaffold(table.row_per_client())
+
+
+def fedprox(table: TableSettings, mu: NotNegative = 0.01) -> FedProx:
+    """FedProx, which has no table."""
+    return FedProx(mu)
+
+
+def feddyn(table: TableSettings, alpha: Positive = 0.1) -> FedDyn:
+    """FedDyn over a row for each client."""
+    return FedDyn(table.row_per_client(), alpha)

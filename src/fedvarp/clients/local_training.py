@@ -50,6 +50,7 @@ def train(
     round: int,
     client: int,
     correction: Tensor | None = None,
+    proximal: float = 0.0,
     augment: Augmentation | None = None,
     compiled: CompiledGradient | None = None,
 ) -> LocalResult:
@@ -65,6 +66,7 @@ def train(
         round: t.
         client: i.
         correction: (d,), added to every gradient (SCAFFOLD).
+        proximal: ρ, adds ρ (w_i − w) to every gradient (FedProx).
         augment: Random changes to a training batch.
         compiled: Takes the gradient of full batches in place of `model` and `loss`.
     """
@@ -84,7 +86,15 @@ def train(
 
     with layers_draw_from(stream(seed, "layers", round, client), w.device):
         for batch_loss in steps(  # lines 2 to 4
-            local_sgd, model, loss, local, drawn(), round, correction=correction, compiled=compiled
+            local_sgd,
+            model,
+            loss,
+            local,
+            drawn(),
+            round,
+            correction=correction,
+            proximal=proximal,
+            compiled=compiled,
         ):
             total_loss += batch_loss
             num_steps += 1
@@ -110,6 +120,7 @@ def steps(
     *,
     at: Tensor | None = None,
     correction: Tensor | None = None,
+    proximal: float = 0.0,
     compiled: CompiledGradient | None = None,
 ) -> Iterator[Tensor]:
     """Takes one step of local SGD for each of the batches.
@@ -123,6 +134,7 @@ def steps(
         round: t.
         at: (d,), where gradients are taken at every step; None: where the walk has come to.
         correction: (d,), added to every gradient (SCAFFOLD).
+        proximal: ρ, adds ρ times what the walk has come by to every gradient (FedProx).
         compiled: Takes the gradient of full batches in place of `model` and `loss`.
 
     Yields:
@@ -130,6 +142,7 @@ def steps(
     """
     gradient = torch.empty_like(local)
     velocity = torch.zeros_like(local) if local_sgd.momentum else None
+    pull = (proximal, local.clone()) if proximal else None
     place, rate = local if at is None else at, local_sgd.rate(round)
     model.bind(place, gradient)
     model.module.train()
@@ -140,7 +153,7 @@ def steps(
             batch_loss = loss(model.module(inputs), targets)
             model.backward(batch_loss)
             value = batch_loss.detach()
-        step = direction(local_sgd, gradient, place, velocity, correction)
+        step = direction(local_sgd, gradient, place, velocity, correction, pull)
         local.add_(step, alpha=-rate)  # line 4
         rate *= local_sgd.step_decay
         yield value
@@ -241,8 +254,11 @@ def direction(
     local: Tensor,
     velocity: Tensor | None,
     correction: Tensor | None,
+    pull: tuple[float, Tensor] | None = None,
 ) -> Tensor:
-    """Turns a gradient into the direction of a local step: clip, decay, correction, momentum.
+    """Turns a gradient into the direction of a local step.
+
+    It is clipped; decay, correction and proximal term are added, then momentum.
 
     All vectors are (d,), or all are (M, d) for the steps of M clients.
 
@@ -252,6 +268,7 @@ def direction(
         local: The client's model.
         velocity: Of the momentum so far, changed; None without momentum.
         correction: Added to the gradient (SCAFFOLD); None: nothing is.
+        pull: ρ and the server's model w: ρ (local − w) is added (FedProx); None: nothing is.
 
     Returns:
         The direction; good until the next step.
@@ -263,6 +280,8 @@ def direction(
         gradient.add_(local, alpha=local_sgd.weight_decay)
     if correction is not None:
         gradient.add_(correction)
+    if pull is not None:
+        gradient.add_(local - pull[1], alpha=pull[0])
     return gradient if velocity is None else velocity.mul_(local_sgd.momentum).add_(gradient)
 
 

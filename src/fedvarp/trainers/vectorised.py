@@ -100,6 +100,7 @@ class VectorisedTrainer(ClientTrainer):
                 local[:going],
                 None if velocity is None else velocity[:going],
                 None if cohort.corrections is None else cohort.corrections[:going],
+                (broadcast.proximal, w) if broadcast.proximal else None,
             )
             local[:going].add_(direction, alpha=-rate)  # line 4
             rate *= sgd.step_decay
