@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from flwr.app import ArrayRecord
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
+from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.identity import KnownClients, name_order
@@ -127,7 +129,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             units.load_state_dict(checkpoint.notes["units"])
             buffers = checkpoint.tensors()
         opened.pop_all()
-    sends_corrections = settings.algorithm == "scaffold"
+    sends_corrections = type(aggregator).corrections is not Aggregator.corrections
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
@@ -178,7 +180,8 @@ def _aggregator(
         folder=str(settings.checkpoint) if settings.where == "disk" else None,
     )
     if clusters is None:
-        return make_algorithm(settings.algorithm, table)
+        make = ALGORITHMS.find(settings.algorithm)
+        return make_algorithm(functools.partial(make, **settings.algorithm_options), table)
     cluster_of = clusters.cluster_of(clients, table.num_clients)
     return ClusterFedVARP(ClusteredTable(cluster_of, table.rows(clusters.num_rows, None)))
 

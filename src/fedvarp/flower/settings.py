@@ -109,6 +109,11 @@ class StrategySettings:
             )
 
     @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """What the algorithm is made with beside its table, by name."""
+        return {}
+
+    @property
     def cluster_source(self) -> ClusterSource | None:
         """Where clusters come from; None: each client has a row of its own."""
         return None
