@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients.compiled_gradient import CompiledGradient
+from fedvarp.clients.local_optimizer import make_optimizer
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
@@ -144,6 +145,7 @@ def steps(
     velocity = torch.zeros_like(local) if local_sgd.momentum else None
     pull = (proximal, local.clone()) if proximal else None
     place, rate = local if at is None else at, local_sgd.rate(round)
+    optimizer = _optimizer(local_sgd, model, local, gradient, rate)
     model.bind(place, gradient)
     model.module.train()
     for inputs, targets in drawn:  # line 2
@@ -154,9 +156,26 @@ def steps(
             model.backward(batch_loss)
             value = batch_loss.detach()
         step = direction(local_sgd, gradient, place, velocity, correction, pull)
-        local.add_(step, alpha=-rate)  # line 4
+        if optimizer is None:
+            local.add_(step, alpha=-rate)  # line 4
+        else:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()  # reads `gradient`, which `step` is
         rate *= local_sgd.step_decay
         yield value
+
+
+def _optimizer(
+    local_sgd: LocalSGD, model: FlatModel, local: Tensor, gradient: Tensor, rate: float
+) -> torch.optim.Optimizer | None:
+    """A new optimiser over the layers of the walk, for some treat a matrix as one; None: SGD."""
+    if local_sgd.optimizer is None:
+        return None
+    parameters = model.unflatten(local)
+    for name, part in model.unflatten(gradient).items():
+        parameters[name].grad = part
+    return make_optimizer(local_sgd.optimizer, parameters.values(), rate)
 
 
 def units(local_sgd: LocalSGD, round: int, num_steps: int) -> tuple[float, float]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.clients.local_sgd import LocalSGD
@@ -70,7 +71,13 @@ MODELS_FOR: Final[dict[str, tuple[str, ...]]] = {
 }
 """Our models that read our data sets; the first is taken unless another is named."""
 
-CHOICES: Final = ("data", "model", "local_sgd.schedule", "sampling.availability")
+CHOICES: Final = (
+    "data",
+    "model",
+    "local_sgd.schedule",
+    "local_sgd.optimizer",
+    "sampling.availability",
+)
 """The sections whose name decides what else they may say."""
 
 
@@ -174,6 +181,8 @@ class Settings(Section):
         TRAINERS.load(self.trainer.name, "trainer.name")
         if self.loss is not None:
             LOSSES.load(self.loss, "loss")
+        if self.local_sgd.optimizer is not None:
+            _check_optimizer(self.local_sgd.optimizer)
         sampling = self.sampling.model_copy(
             update={
                 "availability": AVAILABILITIES.complete(
@@ -196,6 +205,19 @@ class Settings(Section):
             exclude_none=True,
             exclude={"recording": {"out", "resume", "progress"}},
         )
+
+
+def _check_optimizer(choice: Choice) -> None:
+    """Raises ValidationError, so that it is explained together with where it was given."""
+    from fedvarp.clients.local_optimizer import refuse_unusable
+
+    try:
+        refuse_unusable(choice)
+    except ValueError as error:
+        wrong = InitErrorDetails(
+            type="value_error", loc=("local_sgd", "optimizer"), input=choice, ctx={"error": error}
+        )
+        raise ValidationError.from_exception_data("local_sgd.optimizer", [wrong]) from None
 
 
 def _without_slash(name: str) -> str:
