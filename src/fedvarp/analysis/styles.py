@@ -32,13 +32,15 @@ class Look:
     marker: Marker
 
 
-# In the order of the paper's legends.
+# In the order of the paper's legends, then those that it does not have.
 LOOKS: Final[dict[str, Look]] = {
     "fedavg": Look("FedAvg", "#000000", "dot", "circle"),
     "mifa": Look("MIFA", "#CC79A7", "dashdot", "triangle-down"),
     "scaffold": Look("SCAFFOLD", "#E69F00", "dash", "square"),
     "cluster_fedvarp": Look("ClusterFedVARP", "#0072B2", "longdash", "triangle-up"),
     "fedvarp": Look("FedVARP", "#D55E00", "solid", "diamond"),
+    "fedprox": Look("FedProx", "#56B4E9", "dash", "x"),
+    "feddyn": Look("FedDyn", "#009E73", "dashdot", "star"),
 }
 
 # For algorithms of one's own: what is left of the palette but yellow, which white paper swallows.
