@@ -57,7 +57,13 @@ class Quadratics:
         size = len(broadcast.clients)
         steps = torch.as_tensor(num_steps).expand(self.num_clients)
         deltas = [
-            self.local_sgd(client, broadcast.w, int(steps[client]), _row(broadcast.corrections, m))
+            self.local_sgd(
+                client,
+                broadcast.w,
+                int(steps[client]),
+                _row(broadcast.corrections, m),
+                broadcast.proximal,
+            )
             for m, client in enumerate(broadcast.clients.tolist())
         ]
         taken = steps[broadcast.clients]
@@ -72,11 +78,17 @@ class Quadratics:
         )
 
     def local_sgd(
-        self, client: int, w: Tensor, num_steps: int, correction: Tensor | float = 0.0
+        self,
+        client: int,
+        w: Tensor,
+        num_steps: int,
+        correction: Tensor | float = 0.0,
+        proximal: float = 0.0,
     ) -> Tensor:
         local = w.clone()
         for _ in range(num_steps):
-            local = local - self.client_lr * (self.gradient(client, local) + correction)
+            pull = proximal * (local - w)
+            local = local - self.client_lr * (self.gradient(client, local) + correction + pull)
         return (w - local) / self.client_lr
 
     def cohort(self, round_: int, size: int, seed: int = 0) -> Tensor:

@@ -111,6 +111,6 @@ def algorithm_of(
             close(made.table)
 
 
-def is_unbiased(algorithm: str) -> bool:
-    """Whether it claims that E[v] is the update of full participation."""
-    return algorithm_in(algorithm, "memory", Path(), 3, 1, "float32").unbiased
+def fresh(algorithm: str) -> Aggregator:
+    """For what it claims, such as that E[v] is the update of full participation."""
+    return algorithm_in(algorithm, "memory", Path(), 3, 1, "float32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -122,9 +123,10 @@ def plain(
 
 
 def broadcast_of(model: FlatModel, corrected: bool = False) -> Broadcast:
-    """To everyone; fewer may answer."""
+    """To everyone; fewer may answer. If corrected, by both of the things that may be asked."""
     rows = torch.randn(len(SIZES), model.dim, generator=stream(3, "broadcast"))
-    return Broadcast(7, EVERYONE, model.vector(), rows if corrected else None, model.buffers())
+    sent = Broadcast(7, EVERYONE, model.vector(), None, model.buffers())
+    return dataclasses.replace(sent, corrections=rows, proximal=0.7) if corrected else sent
 
 
 class Changed(ClientTrainer):

@@ -30,6 +30,8 @@ from fedvarp import (
     DiskTable,
     Evaluation,
     FedAvg,
+    FedDyn,
+    FedProx,
     FedVARP,
     FlatModel,
     LocalSGD,
@@ -265,6 +267,10 @@ SETTINGS: dict[str, tuple[Call, str]] = {
     "LocalSGD momentum=1": (
         lambda a: LocalSGD(lr=1, batch_size=1, epochs=1, momentum=1.0),
         "momentum = 1.*less than 1",
+    ),
+    "LocalSGD optimizer": (
+        lambda a: LocalSGD(lr=1, batch_size=1, epochs=1, optimizer="adm"),
+        "optimizer = 'adm'.*did you mean adam",
     ),
     "LocalSGD schedule": (
         lambda a: LocalSGD(lr=1, batch_size=1, epochs=1, schedule=3),
@@ -583,6 +589,9 @@ SERVER: dict[str, tuple[Call, str]] = {
     "FedVARP settings": (lambda a: FedVARP(Table()), "y = .*ClientTable"),
     "ClusterFedVARP": (lambda a: ClusterFedVARP("own"), "y = 'own'.*Table"),
     "MIFA": (lambda a: MIFA("memory"), "y = 'memory'.*ClientTable"),
+    "FedProx": (lambda a: FedProx(-1.0), "mu = -1.0.*at least 0"),
+    "FedDyn": (lambda a: FedDyn(3), "h = 3.*ClientTable"),
+    "FedDyn alpha=0": (lambda a: FedDyn(a.table, 0.0), "alpha = 0.0.*greater than 0"),
     "Scaffold": (lambda a: Scaffold(3), "c = 3.*ClientTable"),
     "ServerSGD 0": (lambda a: ServerSGD(lr=0), "lr = 0.*greater than 0"),
     "ServerSGD text": (lambda a: ServerSGD(lr="1"), "lr = '1'.*number"),

@@ -16,6 +16,8 @@ from .algorithms import MIFA as MIFA
 from .algorithms import Aggregator as Aggregator
 from .algorithms import ClusterFedVARP as ClusterFedVARP
 from .algorithms import FedAvg as FedAvg
+from .algorithms import FedDyn as FedDyn
+from .algorithms import FedProx as FedProx
 from .algorithms import FedStale as FedStale
 from .algorithms import FedVARP as FedVARP
 from .algorithms import Reply as Reply

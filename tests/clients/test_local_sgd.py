@@ -36,7 +36,9 @@ def train(settings: LocalSGD, w: Tensor | None = None, **key: object) -> LocalRe
     )
 
 
-def by_hand(settings: LocalSGD, correction: Tensor | None = None, round_: int = 0) -> Tensor:
+def by_hand(
+    settings: LocalSGD, correction: Tensor | None = None, round_: int = 0, proximal: float = 0.0
+) -> Tensor:
     """The same steps in float64 with the gradient written out: (w − w_i) / η_c(t).
 
     Where steps are normalised it is (w − w_i)/walk, with the walk that a constant gradient of 1
@@ -53,6 +55,7 @@ def by_hand(settings: LocalSGD, correction: Tensor | None = None, round_: int = 
         g = g + settings.weight_decay * local
         if correction is not None:
             g = g + correction
+        g = g + proximal * (local - w)
         velocity = settings.momentum * velocity + g
         local = local - rate * velocity
         pace = settings.momentum * pace + 1.0
@@ -75,15 +78,15 @@ def by_hand(settings: LocalSGD, correction: Tensor | None = None, round_: int = 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize(("corrected", "proximal"), [(False, 0.0), (True, 0.0), (True, 0.8)])
 @pytest.mark.parametrize("normalised", [False, True])
 def test_local_sgd_is_the_loop_written_out(
-    settings: LocalSGD, corrected: bool, normalised: bool
+    settings: LocalSGD, corrected: bool, proximal: float, normalised: bool
 ) -> None:
     settings = settings.replace(normalise_steps=normalised)
     correction = torch.tensor([0.5, -1.0, 0.0]) if corrected else None
-    found = train(settings, round=3, correction=correction)
-    expected = by_hand(settings, None if correction is None else correction.double(), round_=3)
+    found = train(settings, round=3, correction=correction, proximal=proximal)
+    expected = by_hand(settings, None if correction is None else correction.double(), 3, proximal)
     # w - w_i is rounded at the size of w, 6e-8, and then divided by a rate of 0.0125.
     torch.testing.assert_close(found.delta.double(), expected, rtol=1e-5, atol=2e-5)
 

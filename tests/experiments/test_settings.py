@@ -239,6 +239,7 @@ def test_every_setting_survives_the_trip_through_toml(tmp_path: Path) -> None:
         "server.momentum=0.9",
         "sampling.objective=examples",
         "local_sgd.clip_norm=10",
+        "local_sgd.optimizer={name='adam', betas=[0.5, 0.9]}",
         "local_sgd.schedule={name='cosine', rounds=50, floor=0.1}",
         "sampling.availability={name='markov', on_to_off=0.1, off_to_on=[0.5, 1, 0.25]}",
     ]

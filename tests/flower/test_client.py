@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -65,6 +65,22 @@ def test_a_rate_that_warms_up_from_zero_counts_from_its_first_step_that_moves() 
         optimizer.step()
     found = {"num-steps": 3, "client-lr": 0.1, "num-gradients": pytest.approx(4.0)}
     assert steps.metrics() == found
+
+
+def test_the_proximal_term_draws_back_to_the_model_that_was_sent() -> None:
+    """f = sum(w) from w = 5, ρ = 2, lr = 0.1: steps 0.1 (1 + 2 (w − 5)), each 0.8 of the last."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked = Message(RecordDict({"config": ConfigRecord({"proximal-mu": 2.0})}), 1, "train")
+    steps = LocalSteps(asked, model, optimizer)
+    model.weight.data.fill_(5.0)  # loaded afterwards, as some apps do
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.weight.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    walk = 0.1 + 0.08 + 0.064
+    torch.testing.assert_close(model.weight.data, torch.full((1, 2), 5 - walk))
+    assert steps.metrics()["num-steps"] == 3
 
 
 def test_without_a_correction_steps_are_only_counted() -> None:

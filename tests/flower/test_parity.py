@@ -23,6 +23,8 @@ from fedvarp.flower import (
     MIFA,
     ClusterFedVARP,
     FedAvg,
+    FedDyn,
+    FedProx,
     FedStale,
     FedVARP,
     FedVARPAdaptive,
@@ -45,6 +47,8 @@ STRATEGIES: dict[str, Any] = {
     "fedstale(beta=0.3)": partial(FedStale, beta=0.3),
     "fedvarp_adaptive(beta=per_layer)": partial(FedVARPAdaptive, beta="per_layer"),
     "fedvarp_mixed": FedVARPMixed,
+    "fedprox(mu=0.5)": partial(FedProx, mu=0.5),
+    "feddyn(alpha=0.5)": partial(FedDyn, alpha=0.5),
 }
 
 
@@ -136,8 +140,15 @@ def dataset() -> FederatedDataset:
     return replace(equal, load=load, num_examples=torch.tensor(sizes))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("algorithm", STRATEGIES)
+@pytest.mark.parametrize(
+    ("algorithm", "case"),
+    [
+        (algorithm, case)
+        for algorithm in STRATEGIES
+        for case in CASES
+        if not (algorithm == "feddyn" and CASES[case].local_sgd.normalise_steps)  # refused
+    ],
+)
 def test_rounds_are_those_of_the_simulation(
     dataset: FederatedDataset, algorithm: str, case: str
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from fedvarp.flower import MIFA, FedVARP, Scaffold
+from fedvarp.flower import MIFA, FedDyn, FedVARP, Scaffold
 from fedvarp.flower.replies import text_in
 from flower.handmade_replies import (
     DAMAGE,
@@ -77,9 +77,9 @@ def test_running_statistics_that_diverged_are_refused(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [(Scaffold, {}), (FedVARP, {"normalise_steps": True})]
+    ("kind", "settings"), [(Scaffold, {}), (FedDyn, {}), (FedVARP, {"normalise_steps": True})]
 )
-def test_steps_are_needed_by_scaffold_and_to_normalise(
+def test_steps_are_needed_where_gradients_are_corrected_and_to_normalise(
     kind: Any, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     round_ = Round(kind(num_clients=NUM_CLIENTS, ask_names=False, **settings))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedvarp.flower import FedAvg, FedVARP, Scaffold
+from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 from flower.handmade_replies import Round, with_metric
 from flower.small_federation import a_grid, an_app, run, w0
 
@@ -46,6 +46,8 @@ def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> No
         (FedVARP(), "by their local steps"),
         (FedVARP(normalise_steps=True), "once each"),
         (Scaffold(), "once each"),
+        (FedDyn(), "once each"),
+        (FedProx(), "by their local steps"),
         (FedAvg(weighting="examples"), "by their examples times their local steps"),
         (FedAvg(weighting="examples", normalise_steps=True), "by their examples\n"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from fedvarp.flower import FedAvg, FedVARP
-from flower.small_federation import a_grid, an_app, run
+from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP
+from flower.small_federation import a_grid, an_app, ask, numbered_grid, run, train, w0
 
 
 def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:
@@ -24,3 +26,39 @@ def test_evaluations_tell_names_too() -> None:
     strategy = FedVARP(clients_per_round=1)
     run(strategy, grid, rounds=1)
     assert sorted(client.name for client in strategy.clients) == [str(i) for i in range(8)]
+
+
+def test_mu_goes_where_flowers_own_fedprox_sends_it() -> None:
+    """So that clients written for that need no change."""
+    for strategy, sent in ((FedProx(mu=0.25), 0.25), (FedProx(mu=0.0), None), (FedAvg(), None)):
+        strategy.begin(w0())
+        (message,) = ask(strategy, numbered_grid(an_app(), 1), 1)
+        assert message.content.config_records["config"].get("proximal-mu") == sent
+
+
+def test_feddyn_sends_its_rows_with_the_model() -> None:
+    """Two clients move by 1 and 2: h_i = −α (w_i − w), and −h_i comes with the next model.
+
+    w = 1.5 − h/α with h = −α · 1.5, so that it goes to 3.
+    """
+    strategy, grid = FedDyn(alpha=0.5), numbered_grid(an_app(steps=1), 2)
+    strategy.begin(w0())
+    train(strategy, grid, 1)
+    assert strategy.server.w.tolist() == [3.0, 3.0]
+    messages = ask(strategy, grid, 2)
+    sent = [m.content.array_records["correction"]["w"].numpy().tolist() for m in messages]
+    assert sorted(sent) == [[0.5, 0.5], [1.0, 1.0]]
+    assert all(m.content.config_records["config"]["proximal-mu"] == 0.5 for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedProx(mu=-1.0), "mu = -1.0 should be at least 0"),
+        (lambda: FedDyn(alpha=0.0), "alpha = 0.0 should be greater than 0"),
+        (lambda: FedDyn(normalise_steps=True), "normalise_steps=True.*the models themselves"),
+    ],
+)
+def test_wrong_settings_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -21,6 +21,8 @@ from fedvarp import (
     ClusteredTable,
     ClusterFedVARP,
     FedAvg,
+    FedDyn,
+    FedProx,
     FedVARP,
     MemoryTable,
     RoundUpdates,
@@ -36,7 +38,7 @@ from registry import every_algorithm, every_codec, every_place
 
 N, M, D, ROUNDS = 12, 4, 6, 60
 
-unbiased_algorithms = [name for name in ALGORITHMS if registry.is_unbiased(name)]
+unbiased_algorithms = [name for name in ALGORITHMS if registry.fresh(name).unbiased]
 every_unbiased_algorithm = pytest.mark.parametrize("algorithm", unbiased_algorithms)
 
 
@@ -108,6 +110,7 @@ def test_a_single_cluster_has_the_iterates_of_fedavg(
     [
         (algorithm, codec)
         for algorithm in ALGORITHMS
+        if registry.fresh(algorithm).full_is_fedavg
         for codec in registry.CODEC_NAMES
         # MIFA's direction is the stored mean itself, which a lossy codec changes.
         if codec in registry.LOSSLESS or algorithm in unbiased_algorithms
@@ -167,6 +170,91 @@ def test_scaffold_is_the_textbook_with_variates_on_the_clients(place: str) -> No
         assert table is not None
         torch.testing.assert_close(table.mean(), c, rtol=0, atol=1e-13)
     assert (x - problem.optimum()).norm() < 1e-2
+
+
+@pytest.mark.parametrize("size", [1, M, N])
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+@every_place
+def test_feddyn_is_the_textbook_with_gradients_on_the_clients(
+    place: str, alpha: float, size: int, tmp_path: Path
+) -> None:
+    """Acar et al., 2021, Algorithm 1, written out; the argmin by K steps of gradient descent."""
+    problem = Quadratics.make(N, D)
+    K, lr = 5, problem.client_lr
+    theta = torch.zeros(D, dtype=torch.float64)
+    h = torch.zeros(D, dtype=torch.float64)
+    gradient_of = torch.zeros(N, D, dtype=torch.float64)  # ∇L_k(θ_k), 0 at first
+    rows = registry.rows_in(place, tmp_path, N, D, "float64")
+    server = Server(torch.zeros_like(theta), FedDyn(rows, alpha), ServerSGD())
+    for t in range(ROUNDS):
+        cohort = problem.cohort(t, size)
+        server.receive(problem.train(server.broadcast(cohort), num_steps=K))
+        models = []
+        for k in cohort.tolist():
+            own = theta.clone()
+            for _ in range(K):  # argmin L_k(θ) − ⟨∇L_k, θ⟩ + α/2 ‖θ − θ^{t−1}‖²
+                slope = problem.gradient(k, own) - gradient_of[k] + alpha * (own - theta)
+                own = own - lr * slope
+            gradient_of[k] = gradient_of[k] - alpha * (own - theta)
+            models.append(own)
+        h = h - alpha / N * sum(own - theta for own in models)
+        theta = sum(models, torch.zeros(D, dtype=torch.float64)) / size - h / alpha
+        torch.testing.assert_close(server.w, theta, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(rows.mean(), h, rtol=1e-12, atol=1e-12)
+    registry.close(rows)
+
+
+def test_feddyn_ends_at_the_uniform_optimum_whatever_the_steps() -> None:
+    """Full participation, 1 to 8 steps: h_i is ∇f_i there, and h is zero. FedAvg ends elsewhere."""
+    problem = Quadratics.make(N, D)
+    steps = 1 + torch.arange(N) % 8
+    ends = {}
+    for name, aggregator in {"feddyn": FedDyn(table(), 1.0), "fedavg": FedAvg()}.items():
+        server = Server(torch.zeros(D, dtype=torch.float64), aggregator, ServerSGD())
+        for _ in range(600):
+            server.receive(problem.train(server.broadcast(torch.arange(N)), steps))
+        ends[name] = (server.w - problem.optimum()).norm()
+        if isinstance(aggregator, FedDyn):
+            gradients = torch.stack([problem.gradient(i, server.w) for i in range(N)])
+            h = aggregator.h.get(torch.arange(N))
+            torch.testing.assert_close(h, gradients, rtol=0, atol=1e-9)
+            assert aggregator.h.mean().norm() < 1e-9
+    assert ends["feddyn"] < 1e-9 < 0.1 < ends["fedavg"]
+
+
+def test_feddyns_bias_is_what_algebra_says() -> None:
+    """E[v] = (1 + m/n) Δ̄ + h/(α·scale): a cohort moves h by its share m/n alone."""
+    deltas, history = deltas_and_history("float64")
+    feddyn = FedDyn(MemoryTable(n, D, "float64"), 0.5)
+    fill(feddyn, history)
+    h = feddyn.h.mean()
+    expected = (1 + m / n) * deltas.mean(0) + h / 0.5
+    torch.testing.assert_close(expected_direction(feddyn, deltas), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, M, N])
+def test_fedprox_with_mu_0_is_fedavg_bit_for_bit(size: int) -> None:
+    problem = Quadratics.make(N, D)
+    assert torch.equal(run(FedProx(0.0), problem, size), run(FedAvg(), problem, size))
+
+
+@pytest.mark.parametrize("mu", [0.1, 3.0])
+def test_fedprox_is_the_mean_of_models_that_descended_the_proximal_loss(mu: float) -> None:
+    """Li et al., 2020, Algorithm 2, written out: h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖²."""
+    problem = Quadratics.make(N, D)
+    server = Server(torch.zeros(D, dtype=torch.float64), FedProx(mu), ServerSGD())
+    w = torch.zeros(D, dtype=torch.float64)
+    for t in range(ROUNDS):
+        cohort = problem.cohort(t, M)
+        server.receive(problem.train(server.broadcast(cohort), num_steps=5))
+        models = []
+        for k in cohort.tolist():
+            own = w.clone()
+            for _ in range(5):
+                own = own - problem.client_lr * (problem.gradient(k, own) + mu * (own - w))
+            models.append(own)
+        w = torch.stack(models).mean(0)
+        torch.testing.assert_close(server.w, w, rtol=0, atol=1e-13)
 
 
 # Expectation and variance over all cohorts

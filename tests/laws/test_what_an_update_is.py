@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import registry
-from fedvarp import FedAvg, FlatModel, LocalSGD, Server, ServerSGD
+from fedvarp import Broadcast, FedAvg, FlatModel, LocalSGD, Server, ServerSGD
 from fedvarp.clients import local_training
 from fedvarp.clients.schedules import Constant, Exponential
 from fedvarp.data import FederatedDataset, from_tensors
@@ -100,16 +99,18 @@ def problem_at(client_lr: float) -> Quadratics:
     return Quadratics(made.centres, made.curvatures, client_lr)
 
 
-def all_updates(problem: Quadratics, w: Tensor, **how: Any) -> Tensor:
+def all_updates(
+    problem: Quadratics, w: Tensor, proximal: float = 0.0, normalised: bool = False
+) -> Tensor:
     """(N, d): Δ_i of everybody at w."""
-    everyone = Server(w, FedAvg(), ServerSGD()).broadcast(torch.arange(N))
-    return problem.train(everyone, STEPS, **how).deltas
+    sent = Broadcast(0, torch.arange(N), w, None, proximal=proximal)
+    return problem.train(sent, STEPS, normalised).deltas
 
 
-def fixed_point(problem: Quadratics, **how: Any) -> Tensor:
+def fixed_point(problem: Quadratics, proximal: float = 0.0, normalised: bool = False) -> Tensor:
     """Where the updates of everybody add up to nothing; they are affine in w, and diagonal."""
     zero, one = torch.zeros(D, dtype=torch.float64), torch.ones(D, dtype=torch.float64)
-    at_zero, at_one = (all_updates(problem, w, **how).sum(0) for w in (zero, one))
+    at_zero, at_one = (all_updates(problem, w, proximal, normalised).sum(0) for w in (zero, one))
     return at_zero / (at_zero - at_one)
 
 
@@ -124,18 +125,18 @@ def test_every_algorithm_rests_at_the_same_model(algorithm: str, normalised: boo
     """Over all cohorts, with the rows that everybody would send there, the mean step is none.
 
     The step counts, not v alone: the first edition's was longer where the cohort held more data,
-    so that FedAvg went elsewhere. SCAFFOLD's clients do not drift, and all go the same way: they
-    rest at the uniform optimum itself, whatever their steps.
+    so that FedAvg went elsewhere. FedProx's clients drift less, to a mean of their own. SCAFFOLD's
+    and FedDyn's do not drift at all: they rest at the uniform optimum itself, whatever their steps,
+    with ∇f_i in their rows.
     """
     problem = problem_at(0.002)
-    w = fixed_point(problem, normalised=normalised)
-    if algorithm == "scaffold":
-        w = problem.optimum()
     with registry.algorithm_of(algorithm, "memory", N, D, "float64") as aggregator:
+        w = fixed_point(problem, aggregator.proximal, normalised)
+        rows = all_updates(problem, w, aggregator.proximal, normalised)
+        if not aggregator.counts_steps:
+            w = problem.optimum()
+            rows = torch.stack([problem.gradient(i, w) for i in range(N)])
         if aggregator.table is not None:
-            rows = all_updates(problem, w, normalised=normalised)
-            if algorithm == "scaffold":
-                rows = torch.stack([problem.gradient(i, w) for i in range(N)])
             aggregator.table.put(torch.arange(N), rows)
         moved = torch.zeros(D, dtype=torch.float64)
         for S in COHORTS:

@@ -108,16 +108,25 @@ def test_the_records_tell_what_happened(some_digits: FederatedDataset) -> None:
     assert record["server_bytes"] == DIM * (4 + 3 * 4 + 8)
 
 
-@pytest.mark.parametrize(("algorithm", "factor"), [("fedavg", 1), ("fedvarp", 1), ("scaffold", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "down", "up"),
+    [
+        ("fedavg", 1, 1),
+        ("fedvarp", 1, 1),
+        ("scaffold", 2, 2),
+        ("fedprox", 1, 1),
+        ("feddyn", 2, 1),  # w and −h_i, which our server holds; w_i
+    ],
+)
 def test_bytes_are_counted_by_the_algorithms_own_protocol(
-    some_digits: FederatedDataset, algorithm: str, factor: int
+    some_digits: FederatedDataset, algorithm: str, down: int, up: int
 ) -> None:
     sampler = UniformSampler(100, 4, seed=3, dropout=0.5)
     metrics = short_run(some_digits, algorithm=algorithm, sampler=sampler).metrics
     for t, record in enumerate(metrics[1:]):
         answered = len(sampler.cohort(t).answering.clients)
-        assert record["bytes_down"] == 4 * DIM * 4 * factor
-        assert record["bytes_up"] == answered * DIM * 4 * factor
+        assert record["bytes_down"] == 4 * DIM * 4 * down
+        assert record["bytes_up"] == answered * DIM * 4 * up
 
 
 def test_evaluation_is_what_its_definition_says(some_digits: FederatedDataset) -> None:

@@ -317,6 +317,7 @@ def more_than_nothing(found: ErrorTerms) -> bool:
     [
         ("mifa", {}, "no bound for MIFA.*fedavg, fedvarp, cluster_fedvarp"),
         ("scaffold", {}, "no bound for SCAFFOLD"),
+        ("fedprox", {}, r"No theorem is about 'fedprox'; there are .*fedvarp\.$"),
         ("FedVARP", {}, "Did you mean 'fedvarp'"),
         ("cluster-fedvarp", {}, "Did you mean 'cluster_fedvarp'"),
         ("zebra", {}, r"there are fedavg, fedvarp, cluster_fedvarp\.$"),

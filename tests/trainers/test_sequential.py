@@ -28,6 +28,7 @@ def test_it_is_local_sgd_at_each_client_by_itself() -> None:
             round=3,
             client=client,
             correction=sent.corrections[client],
+            proximal=sent.proximal,
             augment=trainer.dataset.augment,
         )
         assert torch.equal(found.deltas[m], alone.delta)

@@ -28,7 +28,7 @@ def some_digits() -> FederatedDataset:
     return digits(num_clients=32)
 
 
-@pytest.mark.parametrize("algorithm", ["fedvarp", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedvarp", "scaffold", "fedprox", "feddyn"])
 def test_parallel_runs_are_the_sequential_ones(
     some_digits: FederatedDataset, algorithm: str, tmp_path: Path
 ) -> None:

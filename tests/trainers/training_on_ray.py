@@ -136,7 +136,7 @@ def one_machine(folder: Path) -> dict[str, Any]:
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     seen = {
         "fedavg": same_bits("fedavg", nothing, num_workers=3),
-        "scaffold": same_bits("scaffold", nothing, num_workers=2),
+        "feddyn": same_bits("feddyn", nothing, num_workers=2),
         "killed once": same_bits("fedavg", kills_once, num_workers=1),
         "killed": (folder / "killed").exists(),
         "raises": error_of(raises),

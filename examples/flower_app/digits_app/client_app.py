@@ -26,7 +26,7 @@ def train(msg: Message, context: Context) -> Message:
     net.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
     (x, y), _ = split(*load_data(partition_id, int(context.node_config["num-partitions"])))
     optimizer = torch.optim.SGD(net.parameters(), lr=float(config["learning-rate"]))
-    steps = LocalSteps(msg, net, optimizer)  # counts them; for SCAFFOLD, it corrects them too
+    steps = LocalSteps(msg, net, optimizer)  # counts them, and corrects them if asked to
     server_round = int(str(msg.content.config_records["config"]["server-round"]))
     train_fn(
         net,

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
+from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 
 from .task import Net
 
@@ -21,6 +21,8 @@ ALGORITHMS: dict[str, Callable[..., Strategy]] = {
     "cluster-fedvarp": partial(ClusterFedVARP, clusters=lambda name: int(name) // 2),
     "mifa": MIFA,
     "scaffold": Scaffold,
+    "fedprox": partial(FedProx, mu=0.01),
+    "feddyn": partial(FedDyn, alpha=0.1),
 }
 
 app = ServerApp()

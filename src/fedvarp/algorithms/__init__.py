@@ -13,6 +13,10 @@ of them are ``v = β·ȳ + Σ_{i∈S} a_i (Δ_i − β·y_i)``, then ``y_i ← �
 | measured rows  | 1/M | 1 | Σ_k b_k y_i⁽ᵏ⁾ of the client's own row, its cluster's, b measured  |
 | rows of a part | 1/M | 1 | zero but for some of the numbers, such as the last layer           |
 | SCAFFOLD       | 1/M | 0 | c_i; clients add c̄ − c_i to each gradient; c_i ← Δ_i − that        |
+| FedProx        | 1/M | 0 | none; clients add μ (w_i − w) to each gradient                     |
+
+FedDyn stands beside them: clients add α (w_i − w) − h_i to each gradient, h_i ← h_i − α (w_i − w),
+and v = 1/M Σ Δ_i + h̄ / (α·scale).
 
 1/M stands for p_i / π_i where clients have weights or are sampled with unequal chances.
 """

@@ -1,6 +1,8 @@
 from .aggregator import Aggregator as Aggregator
 from .cluster_fedvarp import ClusterFedVARP as ClusterFedVARP
 from .fedavg import FedAvg as FedAvg
+from .feddyn import FedDyn as FedDyn
+from .fedprox import FedProx as FedProx
 from .fedstale import FedStale as FedStale
 from .fedvarp import FedVARP as FedVARP
 from .mifa import MIFA as MIFA

@@ -39,12 +39,18 @@ class Aggregator(ABC):
             differences of models.
         unbiased: Whether E[v] over cohorts is the update of full participation, whatever the table
             holds. The tests hold to it whichever algorithm claims it.
+        full_is_fedavg: Whether v is FedAvg's where all clients answer, whatever the table holds.
+        needs_gradients: Whether updates must be sums of gradients: clients then take steps of SGD.
+        needs_models: Whether updates must be plain differences of models, not divided by steps.
     """
 
     vectors_down: ClassVar[int] = 1
     vectors_up: ClassVar[int] = 1
     counts_steps: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
+    full_is_fedavg: ClassVar[bool] = True
+    needs_gradients: ClassVar[bool] = False
+    needs_models: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:
@@ -67,6 +73,11 @@ class Aggregator(ABC):
             (M, d); None if there is nothing to add.
         """
         return None
+
+    @property
+    def proximal(self) -> float:
+        """ρ: clients add ρ (w_i − w) to each of their local gradients, with w as it was sent."""
+        return 0.0
 
     def without_replies(self) -> Tensor | None:
         """The direction of a round in which nobody answered, where v is a weighted sum.

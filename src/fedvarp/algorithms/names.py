@@ -21,6 +21,8 @@ ALGORITHMS: Final = Registry(
             "fedstale",
             "fedvarp_adaptive",
             "fedvarp_mixed",
+            "fedprox",
+            "feddyn",
         )
     },
     fills_required=True,

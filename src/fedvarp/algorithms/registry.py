@@ -15,12 +15,14 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
+from fedvarp.algorithms.feddyn import FedDyn
+from fedvarp.algorithms.fedprox import FedProx
 from fedvarp.algorithms.fedstale import FedStale
 from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
-from fedvarp.settings.bounds import Momentum, Share
+from fedvarp.settings.bounds import Momentum, NotNegative, Positive, Share
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
@@ -285,3 +287,13 @@ def mifa(table: TableSettings) -> MIFA:
 def scaffold(table: TableSettings) -> Scaffold:
     """SCAFFOLD over a row for each client."""
     return Scaffold(table.row_per_client())
+
+
+def fedprox(table: TableSettings, mu: NotNegative = 0.01) -> FedProx:
+    """FedProx, which has no table."""
+    return FedProx(mu)
+
+
+def feddyn(table: TableSettings, alpha: Positive = 0.1) -> FedDyn:
+    """FedDyn over a row for each client."""
+    return FedDyn(table.row_per_client(), alpha)

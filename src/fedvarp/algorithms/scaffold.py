@@ -29,6 +29,7 @@ class Scaffold(Aggregator):
     vectors_down: ClassVar[int] = 2  # w and c, as the textbook sends them
     vectors_up: ClassVar[int] = 2  # the changes of w and c_i
     counts_steps: ClassVar[bool] = False  # all clients walk along c, a mean of gradients
+    needs_gradients: ClassVar[bool] = True
 
     c: ClientTable
 

@@ -31,6 +31,7 @@ METHOD: Final = {
     CLIENT_RATE: "η_c.",
     "local_sgd.schedule": "How η_c falls from round to round.",
     "local_sgd.step_decay": "How η_c falls from local step to local step.",
+    "local_sgd.optimizer": "What takes the local steps, if not SGD.",
     "server": "The server's optimiser: its rate, its momentum, what it multiplies v by.",
     "server_optimizer": "The same of a run that was made from Python.",
     "own_trainer": "The content of a trainer of one's own, which may train otherwise.",

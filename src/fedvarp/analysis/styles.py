@@ -32,7 +32,7 @@ class Look:
     marker: Marker
 
 
-# In the order of the paper's legends.
+# In the order of the paper's legends, then those that it does not have.
 LOOKS: Final[dict[str, Look]] = {
     "fedavg": Look("FedAvg", "#000000", "dot", "circle"),
     "mifa": Look("MIFA", "#CC79A7", "dashdot", "triangle-down"),
@@ -42,6 +42,8 @@ LOOKS: Final[dict[str, Look]] = {
     "fedstale": Look("FedStale", "#56B4E9", "dash", "x"),
     "fedvarp_adaptive": Look("FedVARP, measured", "#7F7F7F", "dashdot", "square"),
     "fedvarp_mixed": Look("FedVARP, mixed", "#009E73", "solid", "star"),
+    "fedprox": Look("FedProx", "#56B4E9", "dot", "circle"),
+    "feddyn": Look("FedDyn", "#7F7F7F", "longdash", "triangle-up"),
 }
 
 # For algorithms of one's own: what is left of the palette but yellow, which white paper swallows.

@@ -5,13 +5,47 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from fedvarp.clients.schedules import Constant, ScheduleSetting
 from fedvarp.settings.bounds import Count, Decay, Momentum, NotNegative, Positive
+from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
+
+OPTIMIZERS: Final = Registry(
+    "optimiser",
+    {
+        kind.lower(): f"torch.optim:{kind}"
+        for kind in (
+            *("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta"),
+            *("Adafactor", "RMSprop", "Rprop", "ASGD", "Muon"),
+        )
+    },
+)
+"""Those of torch.optim that take a step from one gradient."""
+
+
+def _chosen(given: Any) -> Any:
+    """An optimiser by its name, or by a section that names it; None for plain SGD."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if isinstance(given, Mapping):
+        given = Choice.model_validate(
+            {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
+        )
+    if isinstance(given, Choice):
+        OPTIMIZERS.check_choice(given)
+        return None if given.name == "sgd" and not given.options else given
+    return given
+
+
+if TYPE_CHECKING:
+    OptimizerSetting = Any  # a Choice or None once it is set; a name or a mapping will do
+else:
+    OptimizerSetting = Annotated[Choice | None, BeforeValidator(_chosen)]
 
 
 class LocalSGD(Section):
@@ -41,6 +75,9 @@ class LocalSGD(Section):
     """How the rate changes from round to round: constant, exponential, cosine, or your own."""
     step_decay: Decay = 1.0
     """Multiplies the rate after each step within a round."""
+    optimizer: OptimizerSetting = None
+    """What takes the steps: sgd, or another of torch.optim by its name (adam, adamw, rmsprop, …) or
+    import path, with its settings. Each client has a new one in every round; its rate is lr."""
     normalise_steps: bool = False
     """Whether an update is divided by the client's number of steps (FedNova), so that each client
     counts the same; if not, clients count by their steps, as in FedAvg."""
@@ -49,6 +86,23 @@ class LocalSGD(Section):
     def _epochs_or_steps(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give one of epochs and steps")
+        return self
+
+    @model_validator(mode="after")
+    def _of_plain_sgd(self) -> Self:
+        if self.optimizer is None:
+            return self
+        name = self.optimizer.name
+        if self.momentum:
+            raise ValueError(
+                f"momentum = {self.momentum:g} is that of plain SGD; optimizer = {name!r} has "
+                f"settings of its own"
+            )
+        if self.normalise_steps:
+            raise ValueError(
+                f"normalise_steps = true divides updates by how many gradients they add up, which "
+                f"those of optimizer = {name!r} do not; leave one of the two out"
+            )
         return self
 
     def rate(self, round: int) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients.compiled_gradient import CompiledGradient
+from fedvarp.clients.local_optimizer import make_optimizer
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
@@ -50,6 +51,7 @@ def train(
     round: int,
     client: int,
     correction: Tensor | None = None,
+    proximal: float = 0.0,
     augment: Augmentation | None = None,
     compiled: CompiledGradient | None = None,
 ) -> LocalResult:
@@ -65,6 +67,7 @@ def train(
         round: t.
         client: i.
         correction: (d,), added to every gradient (SCAFFOLD).
+        proximal: ρ, adds ρ (w_i − w) to every gradient (FedProx).
         augment: Random changes to a training batch.
         compiled: Takes the gradient of full batches in place of `model` and `loss`.
     """
@@ -84,7 +87,15 @@ def train(
 
     with layers_draw_from(stream(seed, "layers", round, client), w.device):
         for batch_loss in steps(  # lines 2 to 4
-            local_sgd, model, loss, local, drawn(), round, correction=correction, compiled=compiled
+            local_sgd,
+            model,
+            loss,
+            local,
+            drawn(),
+            round,
+            correction=correction,
+            proximal=proximal,
+            compiled=compiled,
         ):
             total_loss += batch_loss
             num_steps += 1
@@ -110,6 +121,7 @@ def steps(
     *,
     at: Tensor | None = None,
     correction: Tensor | None = None,
+    proximal: float = 0.0,
     compiled: CompiledGradient | None = None,
 ) -> Iterator[Tensor]:
     """Takes one step of local SGD for each of the batches.
@@ -123,6 +135,7 @@ def steps(
         round: t.
         at: (d,), where gradients are taken at every step; None: where the walk has come to.
         correction: (d,), added to every gradient (SCAFFOLD).
+        proximal: ρ, adds ρ times what the walk has come by to every gradient (FedProx).
         compiled: Takes the gradient of full batches in place of `model` and `loss`.
 
     Yields:
@@ -130,7 +143,9 @@ def steps(
     """
     gradient = torch.empty_like(local)
     velocity = torch.zeros_like(local) if local_sgd.momentum else None
+    pull = (proximal, local.clone()) if proximal else None
     place, rate = local if at is None else at, local_sgd.rate(round)
+    optimizer = _optimizer(local_sgd, model, local, gradient, rate)
     model.bind(place, gradient)
     model.module.train()
     for inputs, targets in drawn:  # line 2
@@ -140,10 +155,27 @@ def steps(
             batch_loss = loss(model.module(inputs), targets)
             model.backward(batch_loss)
             value = batch_loss.detach()
-        step = direction(local_sgd, gradient, place, velocity, correction)
-        local.add_(step, alpha=-rate)  # line 4
+        step = direction(local_sgd, gradient, place, velocity, correction, pull)
+        if optimizer is None:
+            local.add_(step, alpha=-rate)  # line 4
+        else:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()  # reads `gradient`, which `step` is
         rate *= local_sgd.step_decay
         yield value
+
+
+def _optimizer(
+    local_sgd: LocalSGD, model: FlatModel, local: Tensor, gradient: Tensor, rate: float
+) -> torch.optim.Optimizer | None:
+    """A new optimiser over the layers of the walk, for some treat a matrix as one; None: SGD."""
+    if local_sgd.optimizer is None:
+        return None
+    parameters = model.unflatten(local)
+    for name, part in model.unflatten(gradient).items():
+        parameters[name].grad = part
+    return make_optimizer(local_sgd.optimizer, parameters.values(), rate)
 
 
 def units(local_sgd: LocalSGD, round: int, num_steps: int) -> tuple[float, float]:
@@ -241,8 +273,11 @@ def direction(
     local: Tensor,
     velocity: Tensor | None,
     correction: Tensor | None,
+    pull: tuple[float, Tensor] | None = None,
 ) -> Tensor:
-    """Turns a gradient into the direction of a local step: clip, decay, correction, momentum.
+    """Turns a gradient into the direction of a local step.
+
+    It is clipped; decay, correction and proximal term are added, then momentum.
 
     All vectors are (d,), or all are (M, d) for the steps of M clients.
 
@@ -252,6 +287,7 @@ def direction(
         local: The client's model.
         velocity: Of the momentum so far, changed; None without momentum.
         correction: Added to the gradient (SCAFFOLD); None: nothing is.
+        pull: ρ and the server's model w: ρ (local − w) is added (FedProx); None: nothing is.
 
     Returns:
         The direction; good until the next step.
@@ -263,6 +299,8 @@ def direction(
         gradient.add_(local, alpha=local_sgd.weight_decay)
     if correction is not None:
         gradient.add_(correction)
+    if pull is not None:
+        gradient.add_(local - pull[1], alpha=pull[0])
     return gradient if velocity is None else velocity.mul_(local_sgd.momentum).add_(gradient)
 
 

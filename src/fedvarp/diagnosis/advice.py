@@ -189,6 +189,7 @@ def assumptions(found: Diagnosis) -> list[str]:
     sampling, local = settings.sampling, settings.local_sgd
     present = {
         "momentum": bool(local.momentum or settings.server.momentum),
+        "client optimisers other than SGD": local.optimizer is not None,
         "clipping": local.clip_norm is not None,
         "dropouts": sampling.dropout > 0,
         "clients that are not always available": sampling.availability.name != "always",

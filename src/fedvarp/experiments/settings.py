@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from fedvarp.algorithms.names import algorithm_text, but_defaults
 from fedvarp.clients.local_sgd import LocalSGD
@@ -71,7 +72,14 @@ MODELS_FOR: Final[dict[str, tuple[str, ...]]] = {
 }
 """Our models that read our data sets; the first is taken unless another is named."""
 
-CHOICES: Final = ("algorithm", "data", "model", "local_sgd.schedule", "sampling.availability")
+CHOICES: Final = (
+    "algorithm",
+    "data",
+    "model",
+    "local_sgd.schedule",
+    "local_sgd.optimizer",
+    "sampling.availability",
+)
 """The sections whose name decides what else they may say."""
 
 
@@ -106,7 +114,7 @@ class Settings(Section):
     """What the run is called in tables and directories; the preset or the file unless given."""
     algorithm: Annotated[str, BeforeValidator(algorithm_text)] = "fedvarp"
     """fedavg, fedvarp, cluster_fedvarp, mifa, scaffold, fedstale, fedvarp_adaptive, fedvarp_mixed,
-    or the import path of your own; with options as a section, or as in fedstale(beta=0.3)."""
+    fedprox, feddyn, or the import path of your own; with options as in fedstale(beta=0.3)."""
     rounds: Count
     """How many rounds to train."""
     clients_per_round: Count
@@ -175,6 +183,8 @@ class Settings(Section):
         TRAINERS.load(self.trainer.name, "trainer.name")
         if self.loss is not None:
             LOSSES.load(self.loss, "loss")
+        if self.local_sgd.optimizer is not None:
+            _check_optimizer(self.local_sgd.optimizer)
         sampling = self.sampling.model_copy(
             update={
                 "availability": AVAILABILITIES.complete(
@@ -198,6 +208,19 @@ class Settings(Section):
             exclude_none=True,
             exclude={"recording": {"out", "resume", "progress"}},
         )
+
+
+def _check_optimizer(choice: Choice) -> None:
+    """Raises ValidationError, so that it is explained together with where it was given."""
+    from fedvarp.clients.local_optimizer import refuse_unusable
+
+    try:
+        refuse_unusable(choice)
+    except ValueError as error:
+        wrong = InitErrorDetails(
+            type="value_error", loc=("local_sgd", "optimizer"), input=choice, ctx={"error": error}
+        )
+        raise ValidationError.from_exception_data("local_sgd.optimizer", [wrong]) from None
 
 
 def _without_slash(name: str) -> str:

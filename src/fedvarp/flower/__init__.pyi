@@ -4,6 +4,8 @@ from .settings import StrategySettings as StrategySettings
 from .strategies import MIFA as MIFA
 from .strategies import ClusterFedVARP as ClusterFedVARP
 from .strategies import FedAvg as FedAvg
+from .strategies import FedDyn as FedDyn
+from .strategies import FedProx as FedProx
 from .strategies import FedStale as FedStale
 from .strategies import FedVARP as FedVARP
 from .strategies import FedVARPAdaptive as FedVARPAdaptive

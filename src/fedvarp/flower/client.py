@@ -25,6 +25,8 @@ NUM_GRADIENTS: Final = "num-gradients"
 IDENTITY_ACTION: Final = "identity"
 IDENTITY_RECORD: Final = "identity"
 CORRECTION_RECORD: Final = "correction"
+PROXIMAL: Final = "proximal-mu"
+"""Under which the server sends μ, in the configuration, as Flower's own FedProx does."""
 
 
 def answer_identity(app: ClientApp, *keys: str) -> None:
@@ -49,7 +51,7 @@ def answer_identity(app: ClientApp, *keys: str) -> None:
 
 
 class LocalSteps:
-    """Corrects and counts the steps of a torch optimiser: SCAFFOLD's part in the client.
+    """Corrects and counts the steps of a torch optimiser: the client's part in some algorithms.
 
     Three lines in ``@app.train()``::
 
@@ -57,13 +59,16 @@ class LocalSteps:
         ...                                              # the training loop stays as it is
         metrics = {"num-examples": n, **steps.metrics()}
 
-    Every `optimizer.step` first adds the server's correction c − c_i to the gradients, if the
-    message brings one, and is counted. The optimiser must be SGD, with or without plain momentum
-    (neither dampened nor Nesterov's).
+    Every `optimizer.step` first adds the server's correction to the gradients, if the message
+    brings one (SCAFFOLD's c − c_i, FedDyn's −h_i), and μ (w_i − w), if its configuration has a
+    "proximal-mu" (FedProx, FedDyn); and is counted. A client that adds the proximal term to its
+    loss itself must not use this. For SCAFFOLD and `normalise_steps` the optimiser must be SGD,
+    with or without plain momentum (neither dampened nor Nesterov's); else it may be any.
 
     Args:
         message: The message as it came from the server.
-        model: The model that is trained; its parameters have the names of the arrays that travel.
+        model: The model that is trained, as it was sent until the first step; its parameters have
+            the names of the arrays that travel.
         optimizer: The optimiser whose steps are corrected and counted.
     """
 
@@ -71,6 +76,9 @@ class LocalSteps:
         self, message: Message, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self._corrections = _corrections(message, model)
+        self._proximal = _proximal(message)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._sent: list[Tensor] = []  # w, from the first step on
         self._steps = 0
         self._client_lr = 0.0
         self._gradients = 0.0
@@ -95,6 +103,8 @@ class LocalSteps:
                 parameter.grad = correction.clone()
             else:
                 parameter.grad.add_(correction)
+        if self._proximal:
+            self._pull_back()
         group = optimizer.param_groups[0]
         rate = float(group["lr"])
         self._client_lr = self._client_lr or rate  # a rate that warms up from 0 is no unit
@@ -103,6 +113,17 @@ class LocalSteps:
         if rate:
             self._gradients += rate / self._client_lr * self._repeated
         self._steps += 1
+
+    @torch.no_grad()
+    def _pull_back(self) -> None:
+        if not self._sent:
+            self._sent = [parameter.clone() for parameter in self._trained]
+        for parameter, sent in zip(self._trained, self._sent, strict=True):
+            way = parameter - sent
+            if parameter.grad is None:
+                parameter.grad = way.mul_(self._proximal)
+            else:
+                parameter.grad.add_(way, alpha=self._proximal)
 
 
 def _corrections(message: Message, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
@@ -115,3 +136,8 @@ def _corrections(message: Message, model: nn.Module) -> list[tuple[nn.Parameter,
         for name, array in record.items()
         if name in parameters
     ]
+
+
+def _proximal(message: Message) -> float:
+    told = [record.get(PROXIMAL) for record in message.content.config_records.values()]
+    return next((float(mu) for mu in told if isinstance(mu, int | float)), 0.0)

@@ -102,8 +102,8 @@ class ReplyReader:
             return _whole(NUM_STEPS, steps)
         if self.steps_needed:
             raise RefusedReplyError(
-                f"it does not report {NUM_STEPS!r}, which SCAFFOLD and normalise_steps need; use "
-                f"fedvarp.flower.LocalSteps in the client"
+                f"it does not report {NUM_STEPS!r}, which SCAFFOLD, FedDyn and normalise_steps "
+                f"need; use fedvarp.flower.LocalSteps in the client"
             )
         return 1
 

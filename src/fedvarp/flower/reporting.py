@@ -107,7 +107,7 @@ class RunLog:
         size = settings.clients_per_round or f"{settings.fraction_train:.0%} of the"
         log(INFO, "\t├──> Cohort: %s clients, seed %d", size, settings.seed)
         log(INFO, "\t├──> Clients known by: %s", settings.identity)
-        log(INFO, "\t├──> Clients count: %s", _objective(settings))
+        log(INFO, "\t├──> Clients count: %s", _objective(settings, rounds))
         log(INFO, "\t├──> Checkpoint: %s", settings.checkpoint or "none, a restart begins anew")
         log(INFO, "\t└──> Table: %s", self._table(rounds))
         if rounds.reader.layout.has_running_statistics:
@@ -183,10 +183,9 @@ class RunLog:
         )
 
 
-def _objective(settings: StrategySettings) -> str:
+def _objective(settings: StrategySettings, rounds: TrainingRounds) -> str:
     """How much each client counts in what the run minimises."""
-    # SCAFFOLD's corrected steps all go one way, c: whatever their numbers, it ends where c = 0.
-    each_alike = settings.normalise_steps or settings.algorithm == "scaffold"
+    each_alike = settings.normalise_steps or not rounds.server.aggregator.counts_steps
     if settings.weighted_by == "examples":
         return "by their examples" if each_alike else "by their examples times their local steps"
     return "once each" if each_alike else "by their local steps (plain differences of models)"

@@ -127,7 +127,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             units.load_state_dict(checkpoint.notes["units"])
             buffers = checkpoint.tensors()
         opened.pop_all()
-    sends_corrections = settings.algorithm == "scaffold"
+    sends_corrections = type(aggregator).corrections is not Aggregator.corrections
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
@@ -182,7 +182,7 @@ def _aggregator(
         parameters={slot.name: slice(slot.start, slot.stop) for _, slot in layout.parameters},
         kept=Table(rows=settings.rows).parameters_kept,
     )
-    return make_algorithm(written_call(settings.algorithm, settings.options), table)
+    return make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
 
 
 def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: StrategySettings) -> None:

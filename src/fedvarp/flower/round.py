@@ -43,7 +43,8 @@ class TrainingRounds:
         units: What updates are measured in.
         ledger: Who was asked what.
         identity: What clients are known by.
-        sends_corrections: Whether clients correct their gradients by what they are sent (SCAFFOLD).
+        sends_corrections: Whether clients correct their gradients by what they are sent (SCAFFOLD,
+            FedDyn).
         weighted_by_examples: Whether clients count by their examples, or all the same.
     """
 
@@ -200,7 +201,7 @@ class TrainingRounds:
     def _refuse_foreign_correction(
         self, round: int, question: Question, update: Update, name: str
     ) -> None:
-        """SCAFFOLD's rows fit only the correction that was sent."""
+        """SCAFFOLD's and FedDyn's rows fit only the correction that was sent."""
         client, sent_row = self.rows.clients.named(name), question.rows[update.node]
         own_row = client.row if client and client.last_round else None
         if self.sends_corrections and sent_row != own_row and own_row is not None:

@@ -112,14 +112,14 @@ class StrategySettings:
             )
 
     @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """What the algorithm is made with beside its table, by name."""
+        return {}
+
+    @property
     def cluster_source(self) -> ClusterSource | None:
         """Where clusters come from; None: each client has a row of its own."""
         return None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What is said of the algorithm beside its name."""
-        return {}
 
     @property
     def weighted_by(self) -> Weighting:

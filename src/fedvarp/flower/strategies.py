@@ -9,7 +9,7 @@ from fedvarp.algorithms.registry import PerLayer
 from fedvarp.flower.rows import ClusterSource
 from fedvarp.flower.settings import Weighting
 from fedvarp.flower.strategy import ServerStrategy
-from fedvarp.settings.bounds import Momentum, Share
+from fedvarp.settings.bounds import Momentum, NotNegative, Positive, Share
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -103,7 +103,7 @@ class FedStale(FedVARP):
     beta: Share = 0.5
 
     @property
-    def options(self) -> dict[str, Any]:
+    def algorithm_options(self) -> dict[str, Any]:
         """See `beta`."""
         return {"beta": self.beta}
 
@@ -130,7 +130,7 @@ class FedVARPAdaptive(FedVARP):
     memory: Momentum = 0.95
 
     @property
-    def options(self) -> dict[str, Any]:
+    def algorithm_options(self) -> dict[str, Any]:
         """See `beta` and `memory`."""
         return {"beta": self.beta, "memory": self.memory}
 
@@ -183,3 +183,60 @@ class Scaffold(ServerStrategy):
     """
 
     algorithm: ClassVar[str] = "scaffold"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FedProx(FedAvg):
+    """FedAvg whose clients are held back by μ/2 ‖w_i − w‖² (FedProx).
+
+    μ goes to the clients as "proximal-mu" in their configuration, as Flower's own FedProx sends it:
+    clients written for that will do, unchanged; others use `fedvarp.flower.LocalSteps`, three
+    lines. A client that does neither quietly trains as in FedAvg.
+
+    Attributes:
+        mu: μ; 0 is FedAvg.
+
+    All other settings: see `FedAvg`.
+    """
+
+    algorithm: ClassVar[str] = "fedprox"
+
+    mu: NotNegative = 0.01
+
+    @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """See `mu`."""
+        return {"mu": self.mu}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FedDyn(ServerStrategy):
+    """Clients descend a loss that makes up for how they differ from the others (FedDyn).
+
+    The server keeps h_i for each client and sends −h_i along with the model, and α as
+    "proximal-mu" in the configuration: clients use `fedvarp.flower.LocalSteps`, three lines, with
+    any optimiser. A reply that does not report "num-steps", as `LocalSteps` does, is not used, nor
+    is a late one. Memory as in `FedVARP`.
+
+    Attributes:
+        alpha: α, how strongly clients are drawn back to the model they were sent.
+
+    All other settings: see `StrategySettings`; `normalise_steps` is refused.
+    """
+
+    algorithm: ClassVar[str] = "feddyn"
+
+    alpha: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalise_steps:
+            raise ValueError(
+                "FedDyn: normalise_steps=True divides updates by the clients' steps, and FedDyn "
+                "needs the models themselves. Each client counts once in it without."
+            )
+
+    @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """See `alpha`."""
+        return {"alpha": self.alpha}

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
-from fedvarp.flower.client import CORRECTION_RECORD, NUM_EXAMPLES
+from fedvarp.flower.client import CORRECTION_RECORD, NUM_EXAMPLES, PROXIMAL
 from fedvarp.flower.cohort import (
     Candidate,
     NameFinder,
@@ -42,7 +42,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ServerStrategy(StrategySettings, Strategy):
-    """What the five strategies have in common; see `StrategySettings` for the settings."""
+    """What the strategies have in common; see `StrategySettings` for the settings."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,6 +180,8 @@ class ServerStrategy(StrategySettings, Strategy):
         )
         log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(online))
         broadcast = rounds.send(server_round, cohort)
+        if broadcast.proximal:
+            config = ConfigRecord({**config, PROXIMAL: broadcast.proximal})
         content = self._content(server_round, arrays, config)
         contents = [content] * len(cohort)
         if broadcast.corrections is not None:

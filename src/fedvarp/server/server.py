@@ -32,6 +32,7 @@ class Broadcast:
         w: (d,), a copy: it stays the model of this round.
         corrections: (M, d), added to each local gradient; None: nothing to add.
         buffers: Of the model, beside w.
+        proximal: ρ: ρ (w_i − w) is added to each local gradient as well.
     """
 
     round: int
@@ -39,6 +40,7 @@ class Broadcast:
     w: Tensor
     corrections: Tensor | None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    proximal: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Server:
             out: (d,), memory for the copy of w; fresh pages cost ten times what copying does.
 
         Returns:
-            w, and corrections to the local gradients if the algorithm has any.
+            w, and what the algorithm adds to the local gradients, if anything.
 
         Raises:
             IndexError: The table does not know one of the clients.
@@ -119,6 +121,7 @@ class Server:
             clients=clients,
             w=self.w.clone() if out is None else out.copy_(self.w),
             corrections=self.aggregator.corrections(clients),
+            proximal=self.aggregator.proximal,
         )
 
     @checked

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fedvarp.clients.availability import Trace
+from fedvarp.clients.local_optimizer import refuse_unusable
 from fedvarp.clients.local_training import mean_steps
 from fedvarp.clients.sampling import ClientSampler, Cohort
 from fedvarp.processes import usable_cores
@@ -13,6 +14,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.checks import check_clients, refuse_duplicates
 from fedvarp.trainers.settings import Trainer
 
@@ -41,6 +43,7 @@ def refuse_impossible(task: Task) -> None:
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
         )
     FlatModel(task.model)  # which refuses what cannot be trained
+    _refuse_clients_steps(task)
     mean_steps(task.local_sgd, dataset)
     clusters = task.table.clusters
     if isinstance(clusters, tuple) and len(clusters) != dataset.num_clients:
@@ -58,6 +61,31 @@ def refuse_impossible(task: Task) -> None:
         raise ValueError(
             f"target_accuracy={evaluation.target_accuracy:g} cannot be reached: there is no "
             f"accuracy, since {lacking}."
+        )
+
+
+def _refuse_clients_steps(task: Task) -> None:
+    """Local steps that the algorithm, or the model, has no use for."""
+    local = task.local_sgd
+    if local.optimizer is not None:
+        try:
+            refuse_unusable(
+                local.optimizer, [p for p in task.model.parameters() if p.requires_grad]
+            )
+        except SettingsError as error:
+            sentence = f"local_sgd.optimizer {error}"
+            raise SettingsError(sentence if sentence[-1] in ".?" else f"{sentence}.") from error
+        if task.fresh_aggregator.needs_gradients:
+            raise ValueError(
+                f"{task.algorithm_name} learns the means of the clients' gradients from their "
+                f"updates, which those of local_sgd.optimizer = {local.optimizer.name!r} do not "
+                f"tell. Let clients take steps of SGD, or choose another algorithm."
+            )
+    if local.normalise_steps and task.fresh_aggregator.needs_models:
+        raise ValueError(
+            f"{task.algorithm_name} needs the models of clients, and local_sgd.normalise_steps "
+            f"divides what they moved by the number of their steps. Leave it out: each client "
+            f"counts once in it without."
         )
 
 

@@ -11,6 +11,7 @@ from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings
+from fedvarp.clients.local_sgd import OPTIMIZERS, LocalSGD
 from fedvarp.settings.section import Section
 from fedvarp.simulation.code_content import is_of_a_library
 from fedvarp.simulation.content import content
@@ -73,8 +74,16 @@ def _objects(task: Task) -> dict[str, Any]:
         "model": content(task.model, "model", initial_weights=False),
         "loss": content(task.loss, "loss"),
         "sampler": content(task.sampler, "sampler"),
+        **_own_optimizer(task.local_sgd),
         **({"aggregator": aggregator} if aggregator else {}),
     }
+
+
+def _own_optimizer(local_sgd: LocalSGD) -> dict[str, Any]:
+    """The code of an optimiser of one's own, of which the settings have the import path."""
+    if local_sgd.optimizer is None or local_sgd.optimizer.name in OPTIMIZERS:
+        return {}
+    return {"optimizer": content(OPTIMIZERS.find(local_sgd.optimizer.name), "optimizer")}
 
 
 def aggregator_name(made: Aggregator) -> str:

@@ -39,7 +39,7 @@ def objective(
     elif local_sgd.normalise_steps:
         counted, why = by_weight, f"updates are divided by the steps{how_many}"
     elif not counts_steps:
-        counted, why = by_weight, "control variates are means of gradients, whatever the steps"
+        counted, why = by_weight, "control variates make up for unequal steps"
     else:
         counted = (
             f"by its weight times its steps{how_many}" if weighted else f"by its steps{how_many}"

@@ -13,6 +13,7 @@ from typing import Final
 
 from pydantic import InstanceOf
 
+from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.settings.bounds import Count, Positive
 from fedvarp.settings.checked import checked
 from fedvarp.theory.participation import Staleness, sampling_variance
@@ -191,5 +192,6 @@ def refuse_algorithm(algorithm: str) -> None:
     near = get_close_matches(
         algorithm.lower().replace("-", "_"), [*_CONSTANTS, *_WITHOUT_THEOREM], n=1
     )
-    suggestion = f" Did you mean {near[0]!r}?" if near else ""
+    meant = algorithm in ALGORITHMS
+    suggestion = f" Did you mean {near[0]!r}?" if near and not meant else ""
     raise ValueError(f"No theorem is about {algorithm!r}; there are {known}.{suggestion}")

@@ -84,7 +84,9 @@ def make_auto(parts: TrainerParts) -> AutoTrainer:
     else:
         exact = torch.get_num_threads() == 1  # as in a worker
         candidates["parallel"] = Candidate(make_parallel(parts), exact=exact, for_long_rounds=True)
-    if not parts.exact and not parts.compile:
+    if parts.local_sgd.optimizer is not None:
+        not_tried["vectorised"] = "it takes steps of SGD alone"
+    elif not parts.exact and not parts.compile:
         candidates["vectorised"] = Candidate(make_vectorised(parts), exact=False)
     return AutoTrainer(candidates, parts.on_choice, not_tried)
 

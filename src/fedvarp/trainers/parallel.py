@@ -88,6 +88,7 @@ class ParallelTrainer(ClientTrainer):
         """
         slot_of = {client: slot for slot, client in enumerate(clients.tolist())}
         shared = self._shared_with(len(slot_of), broadcast.w, broadcast.buffers)
+        shared.proximal.fill_(broadcast.proximal)
         corrections = corrections_by_client(broadcast)
         if corrections:
             for client, slot in slot_of.items():
@@ -179,7 +180,8 @@ class ParallelTrainer(ClientTrainer):
             return
         kind, slot, client, round = task
         correction = shared.corrections[slot] if kind == _TRAIN_CORRECTED else None
-        result = self._plain.train_one(shared.w, buffers, client, round, correction)
+        proximal = float(shared.proximal)
+        result = self._plain.train_one(shared.w, buffers, client, round, correction, proximal)
         shared.write_result(slot, result, model.buffers() if buffers else {})
 
 

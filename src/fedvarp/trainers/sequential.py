@@ -51,7 +51,12 @@ class SequentialTrainer(ClientTrainer):
         corrections = corrections_by_client(broadcast)
         for client in clients.tolist():
             results[client] = self.train_one(
-                broadcast.w, broadcast.buffers, client, round, corrections.get(client)
+                broadcast.w,
+                broadcast.buffers,
+                client,
+                round,
+                corrections.get(client),
+                broadcast.proximal,
             )
             if broadcast.buffers:
                 buffers[client] = self.model.buffers()
@@ -64,6 +69,7 @@ class SequentialTrainer(ClientTrainer):
         client: int,
         round: int,
         correction: Tensor | None,
+        proximal: float,
     ) -> LocalResult:
         """Runs LocalSGD at one client; the model is left with that client's buffers.
 
@@ -73,6 +79,7 @@ class SequentialTrainer(ClientTrainer):
             client: i.
             round: t.
             correction: (d,), added to each gradient; None: nothing is.
+            proximal: ρ, adds ρ (w_i − w) to each gradient.
 
         Returns:
             What local training leaves behind, finite or not.
@@ -90,6 +97,7 @@ class SequentialTrainer(ClientTrainer):
             round=round,
             client=client,
             correction=correction,
+            proximal=proximal,
             augment=self.dataset.augment,
             compiled=self.compiled,
         )

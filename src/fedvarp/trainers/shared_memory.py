@@ -24,6 +24,7 @@ class SharedRound:
     w: Tensor  # (d,)
     buffers: Tensor  # (b,) bytes: those of the model that goes out
     corrections: Tensor  # (M, d)
+    proximal: Tensor  # (1,) float64: ρ of the round
     deltas: Tensor  # (M, d)
     sent_buffers: Tensor  # (M, b) bytes
     counts: Tensor  # (M, 2) int64: steps and examples
@@ -51,6 +52,7 @@ class SharedRound:
             w=_shared((len(w),), w.dtype),
             buffers=_shared((num_bytes,), torch.uint8),
             corrections=_shared((slots, len(w)), w.dtype),
+            proximal=_shared((1,), torch.float64),
             deltas=_shared((slots, len(w)), w.dtype),
             sent_buffers=_shared((slots, num_bytes), torch.uint8),
             counts=_shared((slots, 2), torch.int64),

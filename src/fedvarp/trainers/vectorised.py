@@ -41,6 +41,9 @@ class VectorisedTrainer(ClientTrainer):
         loss: (output, targets) → mean loss of a batch.
         local_sgd: What a client does.
         seed: The run's seed.
+
+    Raises:
+        ValueError: Clients are to take other steps than those of SGD.
     """
 
     dataset: FederatedDataset
@@ -48,6 +51,14 @@ class VectorisedTrainer(ClientTrainer):
     loss: Loss
     local_sgd: LocalSGD
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.local_sgd.optimizer is not None:
+            raise ValueError(
+                f'trainer="vectorised" takes steps of SGD for all clients at once, and '
+                f"local_sgd.optimizer is {self.local_sgd.optimizer.name!r}; "
+                f'trainer="parallel" takes any optimiser.'
+            )
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """Runs LocalSGD at all of the clients together.
@@ -100,6 +111,7 @@ class VectorisedTrainer(ClientTrainer):
                 local[:going],
                 None if velocity is None else velocity[:going],
                 None if cohort.corrections is None else cohort.corrections[:going],
+                (broadcast.proximal, w) if broadcast.proximal else None,
             )
             local[:going].add_(direction, alpha=-rate)  # line 4
             rate *= sgd.step_decay
