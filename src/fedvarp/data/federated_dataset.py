@@ -13,6 +13,7 @@ FederatedDataset(4 clients, 2 clusters)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -112,8 +113,9 @@ class FederatedDataset:
             IndexError: There is no such client.
             DataError: The client's data is empty, or x and y do not belong together.
         """
-        i = operator.index(i)
-        if not 0 <= i < self.num_clients:
+        with contextlib.suppress(TypeError):  # of what is no whole number there is no client either
+            i = operator.index(i)
+        if not isinstance(i, int) or not 0 <= i < self.num_clients:
             raise IndexError(
                 f"There is no client {i}: this data set has {self.num_clients} clients, "
                 f"numbered 0 to {self.num_clients - 1}."
