@@ -451,8 +451,6 @@ DATA: dict[str, tuple[Call, str]] = {
     "from_partition unpaired": (lambda a: from_partition(X, Y[:2], [ONE]), "6 inputs.*2 targets"),
     "from_partition nothing": (lambda a: from_partition(X, Y, None), "partition = None"),
     "client beyond": (lambda a: a.data.client(9), "no client 9.*0 to 3"),
-    "client between": (lambda a: a.data.client(1.5), "no client 1.5.*0 to 3"),
-    "client by name": (lambda a: a.data.client("client 1"), "no client client 1.*0 to 3"),
     "shards labels=None": (
         lambda a: partition.shards(None, num_clients=2),
         "labels.*numbers",
