@@ -44,6 +44,8 @@ def write_run(
     seed: int = 0,
     lr: float = 0.1,
     train_loss: Sequence[float | None] = (),
+    validation_accuracy: Sequence[float] = (),
+    validation_loss: Sequence[float] = (),
     seconds: float | None = 2.0,
     clients: Sequence[int] = (0, 1),
     refused: Mapping[str, str] | None = None,
@@ -53,7 +55,13 @@ def write_run(
 
     Server memory after round t is 1000 + t bytes.
     """
-    evaluations = max(len(accuracy), len(train_loss))
+    figures = {
+        "test_accuracy": accuracy,
+        "train_loss": train_loss,
+        "validation_accuracy": validation_accuracy,
+        "validation_loss": validation_loss,
+    }
+    evaluations = max(map(len, figures.values()))
     directory = RunDirectory(path)
     usual = {
         "algorithm": algorithm,
@@ -73,9 +81,8 @@ def write_run(
             record |= {"clients": list(clients), "refused": dict(refused or {})}
             record |= {"bytes_down": 200, "bytes_up": 100, "server_bytes": 1000 + t}
         if t % EVALUATE_EVERY == 0:
-            for name, values in (("test_accuracy", accuracy), ("train_loss", train_loss)):
-                if values:
-                    record[name] = values[t // EVALUATE_EVERY]
+            at = t // EVALUATE_EVERY
+            record |= {name: values[at] for name, values in figures.items() if values}
         metrics.append(record)
         if seconds is not None:
             timings.append({"round": t, "seconds": seconds})

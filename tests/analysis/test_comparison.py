@@ -59,6 +59,22 @@ def test_figures_at_the_end(two_algorithms: Path) -> None:
     assert fedvarp.seconds.mean == 51 * 2.0  # the evaluation of the initial model included
 
 
+def test_validation_figures_are_shown_where_they_were_recorded(tmp_path: Path) -> None:
+    with_both = write_run(
+        tmp_path / "a", [0.1, 0.5], validation_accuracy=[0.1, 0.6], validation_loss=[2.3, 1.25]
+    )
+    comparison = compare([with_both])
+    (row,) = comparison.rows
+    assert row.validation_accuracy is not None
+    assert row.validation_accuracy.mean == 0.6
+    text = formatted(comparison)
+    assert all(shown in text for shown in ("validation accuracy", "60.0 %", "1.25"))
+    (line,) = csv.DictReader(formatted(comparison, "csv").splitlines())
+    assert float(line["validation_loss_mean"]) == 1.25
+    without = formatted(compare([write_run(tmp_path / "b", [0.1, 0.5])]))
+    assert "validation accuracy" not in without
+
+
 def test_the_quickest_fedavg_is_the_baseline(tmp_path: Path) -> None:
     write_run(tmp_path / "slow", [0.1, 0.1, 0.1, 0.1, 0.5], algorithm="fedavg", lr=0.01)
     write_run(tmp_path / "good", [0.1, 0.1, 0.5, 0.5, 0.5], algorithm="fedavg", lr=0.1)

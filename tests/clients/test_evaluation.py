@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,10 +36,10 @@ def test_what_a_model_keeps_from_an_evaluation_can_be_trained_with() -> None:
     assert result.server.round == 7
 
 
-def evaluated(data: FederatedDataset, **settings: float) -> dict[str, float]:
+def evaluated(data: FederatedDataset, **settings: Any) -> dict[str, float]:
     features = data.client(0)[0].shape[1]
     model = FlatModel(seeded(lambda: nn.Linear(features, data.num_classes or CLASSES)))
-    evaluator = Evaluator(data, model, cross_entropy, **settings)  # type: ignore[arg-type]
+    evaluator = Evaluator(data, model, cross_entropy, **settings)
     return evaluator.evaluate(model.vector(), {})
 
 
@@ -52,6 +54,21 @@ def test_with_unequal_clients_the_training_loss_is_given_over_examples_too() -> 
     assert found["train_loss_over_examples"] == pytest.approx(by_example)
     assert abs(by_example - found["train_loss"]) > 1e-3
     assert "train_loss_over_examples" not in evaluated(digits(num_clients=4, partition="iid"))
+
+
+def test_with_unequal_weights_the_training_loss_is_given_over_clients_too() -> None:
+    data = dataset()
+    plain, weighted = evaluated(data), evaluated(data, client_weights=data.num_examples)
+    assert weighted["train_loss"] == pytest.approx(plain["train_loss_over_examples"])
+    assert weighted["train_loss_over_clients"] == pytest.approx(plain["train_loss"])
+    assert "train_loss_over_clients" not in plain
+
+
+def test_without_test_examples_the_validation_figures_stay() -> None:
+    whole = evaluated(digits(), validation_share=0.25)
+    found = evaluated(digits(), validation_share=0.25, num_test_examples=0)
+    assert found == {name: whole[name] for name in whole if not name.startswith("test_")}
+    assert "validation_loss" in found
 
 
 def test_validation_examples_are_left_out_of_the_test_figures() -> None:

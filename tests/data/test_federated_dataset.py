@@ -32,7 +32,7 @@ def test_a_client_out_of_range_is_refused_with_the_range(index: int) -> None:
 
 
 def test_a_fractional_client_is_refused() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"whole number, not 1\.5.*0 to 2"):
         FederatedDataset(load=load_two, num_clients=3).client(1.5)  # type: ignore[arg-type]
 
 

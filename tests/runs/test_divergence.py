@@ -96,12 +96,29 @@ def test_rounds_in_which_nobody_answered_are_no_refusals() -> None:
         (3, [2.3, 1e6], [], False),
         (3, [2.3, None], [], False),
         (20, [2.3], [], True),  # never evaluated since
+        (20, [2.3, 2.3], [0.1, 0.1], False),  # nothing moved
+        (20, [2.3, 2.2999], [], True),  # slowly
+        (20, [0.0, 0.0], [], True),  # there was nothing to learn
+        (9, [2.3, 2.3], [], True),  # too early to say
     ],
 )
 def test_what_the_loss_says(
     rounds: int, losses: list[float | None], accuracies: list[float], learned: bool
 ) -> None:
     assert (judged(records(rounds, losses, accuracies)).nothing_learned is None) == learned
+
+
+@pytest.mark.parametrize(
+    ("last", "causes"),
+    [
+        (2.9, ["rate that is too high", "lower local_sgd.lr", "wrong sign"]),
+        (2.3, ["raise local_sgd.lr", "v is zero", "detach()"]),
+        (None, ["lower local_sgd.lr"]),
+    ],
+)
+def test_the_likely_causes_are_named(last: float | None, causes: list[str]) -> None:
+    warning = str(judged(records(20, [2.3, last])).warning)
+    assert all(cause in warning for cause in causes)
 
 
 def test_the_test_loss_speaks_only_where_there_is_no_training_loss() -> None:

@@ -148,10 +148,12 @@ class NaNFromRoundThree(FedVARP):
 
 
 def test_the_run_ends_and_its_last_checkpoint_is_whole(tmp_path: Path) -> None:
+    model = LogisticRegression(64, 10)
+    before = [parameter.tolist() for parameter in model.parameters()]
     with pytest.raises(StepError, match="NaNFromRoundThree"):
         simulate(
             digits(),
-            LogisticRegression(64, 10),
+            model,
             algorithm=lambda table: NaNFromRoundThree(MemoryTable(table.num_clients, table.dim)),
             local_sgd=LocalSGD(lr=0.1, batch_size=10, epochs=1),
             clients_per_round=2,
@@ -159,3 +161,4 @@ def test_the_run_ends_and_its_last_checkpoint_is_whole(tmp_path: Path) -> None:
             recording=str(tmp_path / "run"),
         )
     assert RunDirectory(tmp_path / "run").rounds_done == 2
+    assert [parameter.tolist() for parameter in model.parameters()] == before

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedvarp import FedVARP, LocalSGD, ServerMomentum, ServerSGD
+from fedvarp import Aggregator, FedVARP, LocalSGD, MemoryTable, ServerMomentum, ServerSGD
+from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients import UniformSampler
 from fedvarp.data import digits, from_tensors
 from fedvarp.runs.identity import without_none
@@ -80,6 +81,72 @@ class Described:
 
     def describe(self) -> dict[str, Any]:
         return {"size": self.size}
+
+
+class SlowServer(ServerSGD):
+    """Inherits a `describe()` that knows nothing of its own field."""
+
+    def __init__(self, patience: int) -> None:
+        super().__init__(lr=1.0)
+        self.patience = patience
+
+
+class DescribedFurther(Described):
+    def __init__(self, extra: int) -> None:
+        super().__init__(3)
+        del self.lock
+        self.extra = extra
+
+
+class Wrapped(Aggregator):
+    """An aggregator around one of the package's."""
+
+    def __init__(self, beta: float) -> None:
+        self.inner = FedVARP(MemoryTable(4, 2))
+        self.inner.beta = beta  # type: ignore[misc]
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        return self.inner.aggregate(updates)
+
+
+class HasCode:
+    """Its attributes have names that descriptions of classes have as well."""
+
+    def __init__(self) -> None:
+        self.kind, self.code = "kind", "code"
+
+
+class HasOtherCode(HasCode):
+    def more(self) -> str:
+        return self.kind + self.code
+
+
+def hooked(factor: float) -> nn.Module:
+    module = nn.Identity()
+    module.register_forward_hook(lambda module, inputs, output: factor * output)
+    return module
+
+
+def two_methods(first: float, second: float) -> type:
+    """Methods whose closures have different values under one name."""
+
+    def scaling(factor: float) -> Callable[[Any, float], float]:
+        return lambda self, x: factor * x
+
+    members = {"one": scaling(first), "other": scaling(second), "__module__": __name__}
+    return type("TwoMethods", (), members)
+
+
+def with_member(member: object) -> type:
+    return type("WithMember", (), {"member": member, "__module__": __name__})
+
+
+def with_attribute(value: float) -> Callable[[float], float]:
+    def function(x: float) -> float:
+        return x
+
+    function.scale = value  # type: ignore[attr-defined]
+    return function
 
 
 class Colour(enum.Enum):
@@ -144,7 +211,22 @@ DIFFERENT: list[tuple[Callable[[], object], Callable[[], object]]] = [
     (lambda: torch.Generator().manual_seed(1), lambda: torch.Generator().manual_seed(2)),
     (lambda: np.random.default_rng(1), lambda: np.random.default_rng(2)),
     (lambda: digits(), lambda: digits(seed=1)),
-]
+    (lambda: SlowServer(3), lambda: SlowServer(6)),
+    (lambda: DescribedFurther(3), lambda: DescribedFurther(6)),
+    (lambda: Wrapped(0.3), lambda: Wrapped(0.7)),
+    (lambda: HasCode(), lambda: HasOtherCode()),
+    (lambda: hooked(1.0), lambda: hooked(2.0)),
+    (lambda: two_methods(1.0, 2.0), lambda: two_methods(3.0, 2.0)),
+    (lambda: two_methods(1.0, 2.0), lambda: two_methods(1.0, 3.0)),
+    (lambda: with_member(functools.partial(round, ndigits=1)),
+     lambda: with_member(functools.partial(round, ndigits=2))),
+    (lambda: with_member(functools.partialmethod(Fixed.cohort, 1)),
+     lambda: with_member(functools.partialmethod(Fixed.cohort, 2))),
+    (lambda: with_attribute(1.0), lambda: with_attribute(2.0)),
+    (lambda: {0: 1}.get, lambda: {0: 2}.get),
+    (lambda: torch.zeros(2), lambda: torch.zeros(2, dtype=torch.float64)),
+    (lambda: {1: 5, "1": 2}, lambda: {1: 6, "1": 2}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
@@ -179,6 +261,107 @@ def test_a_global_that_a_function_reads_is_part_of_it(monkeypatch: pytest.Monkey
     after = content(scaled, "loss")
     assert after["with"]["SCALE"] == 2.0
     assert after["code"] == before["code"]
+
+
+def test_the_mode_of_a_loss_is_part_of_it_and_that_of_a_model_is_not() -> None:
+    training, evaluating = nn.Dropout(), nn.Dropout().eval()
+    assert content(training, "loss") != content(evaluating, "loss")
+    assert content(training, "model", initial_weights=False) == content(
+        evaluating, "model", initial_weights=False
+    )
+
+
+IMPORTS = """
+def by_name(x):
+    import own_constants
+    return x * own_constants.SCALE
+def from_it(x):
+    from own_constants import SCALE
+    return x * SCALE
+def from_package(x):
+    from own_package import inner
+    return x * inner.SCALE
+def by_dots(x):
+    import own_package.inner
+    return x * own_package.inner.SCALE
+def of_closure():
+    import own_constants
+    return lambda x: x * own_constants.SCALE
+from_closure = of_closure()
+def if_there(x):
+    try:
+        import not_installed_anywhere
+    except ImportError:
+        return x
+"""
+
+
+@pytest.mark.parametrize("name", ["by_name", "from_it", "from_package", "by_dots", "from_closure"])
+def test_what_a_function_imports_is_part_of_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_constants.py").write_text("SCALE = 1.0")
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").touch()
+    (tmp_path / "own_package" / "inner.py").write_text("SCALE = 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(IMPORTS, space)
+    before = content(space[name], "loss")
+    assert 1.0 in before["with"].values()
+    module = "own_package.inner" if "package" in name or "dots" in name else "own_constants"
+    monkeypatch.setattr(sys.modules[module], "SCALE", 2.0)
+    assert content(space[name], "loss") != before
+    assert content(space["if_there"], "loss")["kind"] == "if_there"
+    for loaded in [each for each in sys.modules if each.startswith("own_")]:
+        monkeypatch.delitem(sys.modules, loaded)
+
+
+LOCK = threading.Lock()
+
+
+def uses_lock(x: float) -> float:
+    return 0.0 if LOCK.locked() else x
+
+
+def uses_any_name(x: float) -> float:
+    return x * float(globals()["SCALE"])
+
+
+class SaysNothing:
+    def describe(self) -> None:
+        pass
+
+
+class UsesLock:
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def __call__(self, x: float) -> float:
+        self.seen.append(uses_lock(x))
+        return x
+
+    def describe(self) -> str:
+        return "mine"
+
+
+def test_what_is_named_needs_no_description() -> None:
+    loss = UsesLock()
+    before = content(loss, "loss")
+    assert before["is"] == "mine"
+    loss(1.0)
+    assert content(loss, "loss") == before
+
+    def named(x: float) -> float:
+        return uses_lock(uses_any_name(x))
+
+    named.describe = lambda: {"size": 3}  # type: ignore[attr-defined]
+    assert content(named, "loss")["size"] == 3
+
+
+def test_whole_numbers_stay_whole() -> None:
+    assert repr(content([0, 1, 1], "clusters")) == "[0, 1, 1]"
+    assert repr(content(np.array([0, 1, 1]), "clusters")) == "[0, 1, 1]"
 
 
 def test_where_code_stands_and_what_is_said_of_it_make_no_difference() -> None:
@@ -238,6 +421,9 @@ def test_a_large_module_is_summed_up() -> None:
             lambda: functools.partial(print, threading.Lock()),
             r"loss\.with\.0 is an object of lock",
         ),
+        (lambda: uses_lock, r"loss\.LOCK is an object of lock"),
+        (lambda: uses_any_name, r"loss\.globals can read whatever"),
+        (lambda: SaysNothing(), r"loss has a describe\(\) that gives None"),
     ],
 )
 def test_what_cannot_be_described_is_refused_with_the_way_out(

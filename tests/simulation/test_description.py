@@ -214,6 +214,32 @@ def test_other_content_never_resumes(
     assert go_on(4, one).server.round == 4
 
 
+class CountsCalls:
+    """A loss that is not what it was, once it was used."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        self.calls.append(len(targets))
+        return cross_entropy(output, targets)
+
+
+class CountsCallsAndSaysSo(CountsCalls):
+    def describe(self) -> str:
+        return "cross entropy, counted"
+
+
+def test_a_loss_that_changes_as_it_is_used_is_told_the_way_out(tmp_path: Path) -> None:
+    counting, saying = CountsCalls(), CountsCallsAndSaysSo()
+    for name, loss in (("a", counting), ("b", saying)):
+        run(module=linear(), loss=loss, out=tmp_path / name, rounds=1)
+    with pytest.raises(RunError, match=r"(?s)loss\.calls.*make it anew.*describe\(\)"):
+        run(module=linear(), loss=counting, out=tmp_path / "a", resume=True, rounds=2)
+    went_on = run(module=linear(), loss=saying, out=tmp_path / "b", resume=True, rounds=2)
+    assert went_on.server.round == 2
+
+
 def test_what_cannot_be_described_writes_nothing_and_may_go_unrecorded(tmp_path: Path) -> None:
     file = io.FileIO(0, closefd=False)
 

@@ -324,6 +324,25 @@ def test_no_drafts_stay_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_quiet_run_leaves_it_to_the_result_that_it_was_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], progress: bool | None
+) -> None:
+    result = simulate(
+        points(1, 2, 3),
+        Quadratic(2),
+        quadratic_loss,
+        clients_per_round=2,
+        rounds=9,
+        local_sgd=ONE_EPOCH,
+        out=tmp_path,
+        progress=progress,
+        callbacks=[lambda record, server: signal.raise_signal(signal.SIGINT)],
+    )
+    assert (result.stopped, "interrupted" in repr(result)) == ("interrupted", True)
+    assert ("Stopped after round" in capsys.readouterr().err) == (progress is None)
+
+
 def test_an_interrupted_run_hands_back_the_servers_model_and_buffers() -> None:
     """Stopped in a round without evaluation, the module last held a client's weights."""
 

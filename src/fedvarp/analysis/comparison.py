@@ -56,8 +56,10 @@ class Row:
         late_accuracy: The mean of the last evaluations, as many as the second rule takes: the final
             one is a matter of luck where accuracies swing from round to round.
         best_accuracy: The highest of any evaluation.
+        validation_accuracy: At the end, on the test examples set aside to choose settings by.
         train_loss: At the end.
         test_loss: At the end.
+        validation_loss: At the end.
         sent: Bytes up and down, all rounds together.
         server_bytes: The most that the server held: model, optimiser and table.
         seconds: Wall time, evaluations included; None where it was not kept.
@@ -74,8 +76,10 @@ class Row:
     final_accuracy: Spread | None
     late_accuracy: Spread | None
     best_accuracy: Spread | None
+    validation_accuracy: Spread | None
     train_loss: Spread | None
     test_loss: Spread | None
+    validation_loss: Spread | None
     sent: float
     server_bytes: int | None
     seconds: Spread | None
@@ -256,8 +260,10 @@ def _row(
         final_accuracy=_last(group, "test_accuracy"),
         late_accuracy=_last(group, "test_accuracy", smooth),
         best_accuracy=_best(group, "test_accuracy"),
+        validation_accuracy=_last(group, "validation_accuracy"),
         train_loss=_last(group, "train_loss"),
         test_loss=_last(group, "test_loss"),
+        validation_loss=_last(group, "validation_loss"),
         sent=float(group.sent()[:, -1].mean()),
         server_bytes=max(held, default=None),
         seconds=None if elapsed is None else _spread(elapsed[:, -1]),

@@ -16,7 +16,8 @@ Format = Literal["text", "markdown", "csv", "json", "html"]
 Cell = Callable[[Row], str | None]  # what a column shows of a row; None: nothing is known
 
 _SPREADS: Final = (
-    "final_accuracy", "late_accuracy", "best_accuracy", "train_loss", "test_loss", "seconds",
+    "final_accuracy", "late_accuracy", "best_accuracy", "validation_accuracy",
+    "train_loss", "test_loss", "validation_loss", "seconds",
 )  # fmt: skip
 _COSTS: Final = {
     "bytes": "sent", "server_bytes": "server_bytes", "replies": "replies", "refused": "refused",
@@ -187,8 +188,10 @@ def _end_table(comparison: Comparison) -> Table:
         "final accuracy": lambda row: _percent(row.final_accuracy),
         f"accuracy, mean of last {comparison.smooth}": lambda row: _percent(row.late_accuracy),
         "best accuracy": lambda row: _percent(row.best_accuracy),
+        "validation accuracy": lambda row: _percent(row.validation_accuracy),
         "training loss": lambda row: _digits(row.train_loss),
         "test loss": lambda row: _digits(row.test_loss),
+        "validation loss": lambda row: _digits(row.validation_loss),
     }
     measured = {
         name: cell

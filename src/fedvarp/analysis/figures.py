@@ -81,7 +81,7 @@ def panels(
         for column, metric in enumerate(metrics):
             axes = drawn.add_subplot(1, len(metrics), column + 1)
             draw(axes, metric)
-            is_log = log_loss and metric != "test_accuracy"
+            is_log = log_loss and scale_of(metric) == 1
             axes.set_ylabel(METRICS[metric] + (", log scale" if is_log else ""))
             if is_log:
                 _make_logarithmic(axes)
@@ -103,7 +103,7 @@ def line_style(look: Look) -> dict[str, Any]:
 
 def scale_of(metric: str) -> int:
     """Returns what to multiply a recorded metric by: figures show accuracies in per cent."""
-    return 100 if metric == "test_accuracy" else 1
+    return 100 if metric.endswith("accuracy") else 1
 
 
 def our_style() -> AbstractContextManager[None]:

@@ -34,7 +34,9 @@ Paths = Annotated[Iterable[AnyPath], SkipValidation]
 METRICS: Final = {
     "train_loss": "Training loss",
     "test_accuracy": "Test accuracy (%)",
+    "validation_accuracy": "Validation accuracy (%)",
     "test_loss": "Test loss",
+    "validation_loss": "Validation loss",
 }
 """What an evaluation may record, in the order in which figures show it, and its name there."""
 

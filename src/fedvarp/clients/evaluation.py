@@ -26,8 +26,8 @@ Figures = dict[str, float]
 class Evaluator:
     """Computes test loss and accuracy, and the training loss f(w) = Σ p_i f_i(w).
 
-    Where clients hold unequally many examples the training loss is given over examples too: one of
-    the two is nearer to what is optimised, and a run is judged by neither alone.
+    Where clients hold unequally many examples the training loss is given over examples too, and
+    where the p_i are unequal, as the plain mean over clients: a run is judged by none alone.
 
     Attributes:
         dataset: Where the examples come from. Without a test set only the training loss is given,
@@ -134,6 +134,8 @@ class Evaluator:
             losses = [loss / examples for examples, loss, _, _ in clients]
             mean = chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum()
             figures["train_loss"] = float(mean)
+            if bool((chosen != chosen[0]).any()):
+                figures["train_loss_over_clients"] = math.fsum(losses) / len(losses)
             if len({examples for examples, _, _, _ in clients}) > 1:
                 total, loss = (math.fsum(part[k] for part in clients) for k in (0, 1))
                 figures["train_loss_over_examples"] = loss / total
@@ -142,7 +144,7 @@ class Evaluator:
     @cached_property
     def _held_out(self) -> list[tuple[str, Examples]]:
         """Batches of the validation and the test examples, each with its kind."""
-        if self.dataset.test is None or self.num_test_examples == 0:
+        if self.dataset.test is None:
             return []
         x, y = self.dataset.test
         num_validation = round((self.validation_share or 0.0) * len(x))

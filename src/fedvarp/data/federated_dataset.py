@@ -110,14 +110,17 @@ class FederatedDataset:
 
         Raises:
             IndexError: There is no such client.
+            TypeError: It is no whole number.
             DataError: The client's data is empty, or x and y do not belong together.
         """
-        i = operator.index(i)
+        last = self.num_clients - 1
+        known = f"this data set has {self.num_clients} clients, numbered 0 to {last}."
+        try:
+            i = operator.index(i)
+        except TypeError:
+            raise TypeError(f"A client is a whole number, not {i!r}: {known}") from None
         if not 0 <= i < self.num_clients:
-            raise IndexError(
-                f"There is no client {i}: this data set has {self.num_clients} clients, "
-                f"numbered 0 to {self.num_clients - 1}."
-            )
+            raise IndexError(f"There is no client {i}: {known}")
         return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
 
     def largest_first(self, clients: Sequence[int]) -> list[int]:

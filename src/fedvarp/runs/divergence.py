@@ -19,7 +19,18 @@ _LOSSES: Final = {
 }
 _RISEN: Final = 0.01  # of the first loss: less is no growth, but noise around an optimum
 _RISEN_SOON: Final = 100  # the same before FEWEST_ROUNDS
+_UNMOVED: Final = 1e-7  # of the first loss: rounding, not a step
 _LEARNED_ALL_THE_SAME: Final = 0.1  # accuracy gained: an over-confident model has a high loss too
+_LOWER_THE_RATE: Final = "lower local_sgd.lr, perhaps tenfold"
+_NO_STEP: Final = (
+    "The model may not have moved (an algorithm whose v is zero, a rate that is far too low: raise "
+    "local_sgd.lr), or the loss may not depend on it (look for detach() or no_grad() in it)."
+)
+_UPHILL: Final = (
+    f"The usual causes are a rate that is too high ({_LOWER_THE_RATE}) and, with an algorithm or "
+    f"optimiser of one's own, a v of the wrong sign: w moves against v, the mean of w − w_i."
+)
+_TOO_FAST: Final = f"The usual cause is a rate that is too high: {_LOWER_THE_RATE}."
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")  # tells apart reasons that are the same otherwise
 
 
@@ -33,12 +44,14 @@ class Verdict:
         refused_because: The commonest reason, as the server gave it last; None without any.
         nothing_learned: How one can tell, in words that go on a sentence; None if something was
             learned, or it is too early to say.
+        way_out: What is likely to have caused that, and what to try; None with it.
     """
 
     replies: int
     refused: int
     refused_because: str | None
     nothing_learned: str | None
+    way_out: str | None
 
     @property
     def refusals(self) -> str | None:
@@ -53,10 +66,7 @@ class Verdict:
         """All there is to warn of, with the way out; None if there is nothing."""
         said = []
         if self.nothing_learned:
-            said.append(
-                f"Nothing was learned: {self.nothing_learned}. The usual cause is a rate that is "
-                f"too high: lower local_sgd.lr, perhaps tenfold."
-            )
+            said.append(f"Nothing was learned: {self.nothing_learned}. {self.way_out}")
         if self.refusals:
             said.append(self.refusals)
         return " ".join(said) or None
@@ -67,8 +77,8 @@ def judged(metrics: Sequence[Mapping[str, Any]]) -> Verdict:
 
     Nothing was learned if no reply was usable in the last rounds (see `FEWEST_ROUNDS`); or if at
     the last evaluation the training loss (without one, that of other examples) is not finite, or is
-    more than 1 % above that of the initial model while accuracy has not grown by 10 points. In
-    less than `FEWEST_ROUNDS` rounds only a hundredfold loss counts.
+    that of the initial model or more than 1 % above it while accuracy has not grown by 10 points.
+    In less than `FEWEST_ROUNDS` rounds only a hundredfold loss counts.
 
     Args:
         metrics: The records, the first of the initial model. Those of a compacted run have sums.
@@ -86,11 +96,14 @@ lower the client rate.'
     'in the whole run no reply could be used'
     """
     counts = [counted(record) for record in metrics]
+    in_vain = _without_replies(metrics, counts)
+    nothing_learned, way_out = (in_vain, _TOO_FAST) if in_vain else _by_the_loss(metrics)
     return Verdict(
         replies=sum(replies for replies, _ in counts),
         refused=sum(refused for _, refused in counts),
         refused_because=_commonest(metrics),
-        nothing_learned=_without_replies(metrics, counts) or _by_the_loss(metrics),
+        nothing_learned=nothing_learned,
+        way_out=way_out,
     )
 
 
@@ -138,7 +151,7 @@ def _without_replies(
     return "in the whole run no reply could be used" if in_vain else None
 
 
-def _by_the_loss(metrics: Sequence[Mapping[str, Any]]) -> str | None:
+def _by_the_loss(metrics: Sequence[Mapping[str, Any]]) -> tuple[str | None, str | None]:
     for name, words in _LOSSES.items():
         evaluated = [record for record in metrics if name in record]
         if len(evaluated) < 2 or evaluated[0]["round"] != 0:
@@ -146,11 +159,18 @@ def _by_the_loss(metrics: Sequence[Mapping[str, Any]]) -> str | None:
         first, last = evaluated[0], evaluated[-1]
         before, now = first[name], last[name]
         if now is None:  # metrics.jsonl has null for what is not finite
-            return f"at the end the {words} is not finite"
-        risen = _RISEN if last["round"] >= FEWEST_ROUNDS else _RISEN_SOON
+            return f"at the end the {words} is not finite", _TOO_FAST
+        if before is None:
+            break
+        is_long = last["round"] >= FEWEST_ROUNDS
+        grown, whole = now - before, abs(before)
         gained = (last.get("test_accuracy") or 0.0) - (first.get("test_accuracy") or 0.0)
-        too_high = before is not None and now - before > risen * abs(before)
-        if too_high and gained < _LEARNED_ALL_THE_SAME:
-            return f"at the end the {words} is {now:.3g}, above the {before:.3g} of the first model"
-        return None
-    return None
+        if gained >= _LEARNED_ALL_THE_SAME:
+            break
+        if grown > (_RISEN if is_long else _RISEN_SOON) * whole:
+            above = f"{now:.3g}, above the {before:.3g} of the first model"
+            return f"at the end the {words} is {above}", _UPHILL
+        if is_long and whole > 0 and abs(grown) <= _UNMOVED * whole:
+            return f"at the end the {words} is still the {before:.3g} of the first model", _NO_STEP
+        break
+    return None, None

@@ -19,6 +19,7 @@ _WORKERS: Final = "trainer.workers"
 _AUTO: Final = "trainer.auto"  # why `trainer = "auto"` chose the trainer that is recorded
 _THREADS: Final = "trainer.threads"
 _PYTHON: Final = re.compile(r", Python \d+\.\d+")  # behind the hash of code
+_CONTENT: Final = re.compile(r"(given\.)?(loss|model|sampler|server_optimizer)\b")
 _HOW_KEPT: Final = ("recording.commit_every", "recording.fsync")
 
 MAY_CHANGE: Final = frozenset({ROUNDS, TARGET, _TRAINER, _WORKERS, _AUTO, *_HOW_KEPT})
@@ -72,6 +73,11 @@ def _hints(differences: Iterable[str]) -> str:
         hints += (
             " (A data set that changes each time it is loaded cannot be resumed; randomness "
             "belongs into its `augment`.)"
+        )
+    if any(_CONTENT.match(each) for each in differences):
+        hints += (
+            " (What changes as it is used, such as a loss that counts its calls, is another one "
+            "afterwards: make it anew, or give it a method `describe()` that returns its settings.)"
         )
     if any(len(set(_PYTHON.findall(each))) > 1 for each in differences):
         hints += (

@@ -12,30 +12,30 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.runs.identity import without_none
 from fedvarp.settings.problems import SettingsError
 from fedvarp.settings.section import Section
 from fedvarp.simulation.code_content import (
-    attributes_read,
     closure,
     code_hash,
     code_of,
     content_hash,
     defaults,
     full_name,
-    functions_of,
-    globals_of,
     is_c_function,
     is_found_by_its_name,
-    is_generated,
     is_of_a_library,
+    parts_of,
+    reaches_anything,
+    values_read,
 )
 from fedvarp.simulation.plain_content import (
     LONGEST_LIST,
@@ -46,10 +46,7 @@ from fedvarp.simulation.plain_content import (
 )
 
 _OF_EVERY_MODULE: Final = frozenset(vars(nn.Module()))
-_WRITTEN_BY_DATACLASS: Final = frozenset(
-    {"__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"}
-    | {"__setattr__", "__delattr__", "__replace__", "__getstate__", "__setstate__"}
-)
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def content(thing: object, name: str, *, initial_weights: bool = True) -> Any:
@@ -104,10 +101,7 @@ class _Describer:
         if isinstance(thing, Tensor):
             return self._tensor(thing)
         if isinstance(thing, np.ndarray):
-            is_numeric = thing.dtype.kind in "iuf"
-            return (
-                numbers(torch.tensor(thing).double()) if is_numeric else self._list(thing.tolist())
-            )
+            return numbers(thing) if thing.dtype.kind in "biuf" else self._list(thing.tolist())
         if type(thing) in (list, tuple, range):
             return self._list(thing)
         if isinstance(thing, (set, frozenset)):
@@ -116,12 +110,15 @@ class _Describer:
             return f"{len(thing)} bytes, {content_hash(bytes(thing).hex())}"
         if isinstance(thing, Mapping) and is_of_a_library(type(thing)):
             return self._mapping(thing)
-        if isinstance(thing, (nn.Module, torch.Generator, np.random.Generator)):
-            return self._module(thing) if isinstance(thing, nn.Module) else generator_content(thing)
-        if isinstance(thing, (type, FunctionType, MethodType, functools.partial)):
-            return self._callable(thing)
-        if isinstance(thing, (ModuleType, BuiltinFunctionType)) or is_c_function(thing):
-            return full_name(thing)
+        if isinstance(thing, (torch.Generator, np.random.Generator)):
+            return generator_content(thing)
+        if isinstance(thing, functools.partial):
+            given = self.describe({**_numbered(thing.args), **thing.keywords}, "with")
+            return {"kind": "partial", "function": self.describe(thing.func, "of"), "with": given}
+        if isinstance(thing, type):
+            return full_name(thing) if is_of_a_library(thing) else self._own_class(thing)
+        if isinstance(thing, (ModuleType, FunctionType, MethodType)) or is_c_function(thing):
+            return self._code(thing)
         return self._object(thing)
 
     # Numbers and collections
@@ -140,8 +137,6 @@ class _Describer:
         return numbers(tensor)
 
     def _list(self, values: Sequence[Any]) -> Any:
-        if all(type(x) in (int, float) for x in values):
-            return numbers(torch.tensor(values, dtype=torch.float64))
         told = [self.describe(value, str(i)) for i, value in enumerate(values)]
         if len(told) > LONGEST_LIST:
             return f"{len(told)} entries, {content_hash(told)}"
@@ -149,57 +144,54 @@ class _Describer:
         return ["None" if each is None else each for each in plain]  # TOML knows no null
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
-        entries = {str(key): self.describe(value, str(key)) for key, value in mapping.items()}
         if all(isinstance(key, str) for key in mapping):
-            return entries
-        return f"{len(entries)} entries, {content_hash(entries)}"
+            return {key: self.describe(value, key) for key, value in mapping.items()}
+        entries = [self.describe(list(entry), str(entry[0])) for entry in mapping.items()]
+        return f"{len(entries)} entries, {content_hash(sorted(map(content_hash, entries)))}"
 
     # Functions and classes
 
-    def _callable(self, thing: Any) -> Any:
-        if isinstance(thing, type):
-            return full_name(thing) if is_of_a_library(thing) else self._own_class(thing)
-        if isinstance(thing, MethodType):
-            of = self.describe(thing.__self__, "of")
-            return {"kind": "method", "name": thing.__name__, "of": of}
-        if isinstance(thing, functools.partial):
-            given = self.describe({**_numbered(thing.args), **thing.keywords}, "with")
-            return {"kind": "partial", "function": self.describe(thing.func, "of"), "with": given}
+    def _code(self, thing: Any) -> Any:
+        if reaches_anything(thing):
+            raise self._refusal("can read whatever has a name")
+        of = getattr(thing, "__self__", None)
+        if isinstance(thing, MethodType) or not isinstance(of, (ModuleType, type, NoneType)):
+            told = self.describe(of, "of")
+            return {"kind": "method", "name": thing.__name__, "of": told}
+        if not isinstance(thing, FunctionType):
+            return full_name(thing)
         if is_of_a_library(thing):
             if is_found_by_its_name(thing):
                 return full_name(thing)
-            kept = {n: self.describe(cell, n) for n, cell in closure(thing).items()}
+            kept = {n: self.describe(value, n) for n, value in closure(thing).items()}
             return {"kind": full_name(thing), "with": kept}
-        code, given = self._own_function(thing)
-        given = {n: self.describe(value, n) for n, value in defaults(thing).items()} | given
-        return {"kind": thing.__name__, "code": code_hash(code)} | (
-            {"with": given} if given else {}
-        )
+        says = self._says(thing)
+        held = {**defaults(thing), **closure(thing)} if says is None else {}
+        code, given = self._own_function(thing, held, named=says is not None)
+        told = {"kind": thing.__name__, "code": code_hash(code)}
+        return _beside(told | ({"with": given} if given else {}), says or {})
 
-    def _own_function(self, function: FunctionType) -> tuple[list[Any], dict[str, Any]]:
-        """What it does, and the values that it does it with, by their names."""
-        given = {name: self.describe(value, name) for name, value in closure(function).items()}
-        code, read = [code_of(function)], attributes_read(function)
-        for name, value in globals_of(function).items():
-            if isinstance(value, ModuleType) and not is_of_a_library(value):
-                values = {n: v for n, v in vars(value).items() if n in read}
-                given |= {f"{name}.{n}": self._described_if_can_be(v) for n, v in values.items()}
-            elif isinstance(value, (ModuleType, type)) or callable(value):
-                told = self._described_if_can_be(value)
-                if isinstance(told, str):  # a name of a library's, of interest to nobody
-                    code.append([name, told])
-                else:
-                    given[name] = told
+    def _own_function(
+        self, function: FunctionType, held: Mapping[str, Any], *, named: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What it does, and the values that it does it with, by their names.
+
+        Where its owner says itself what it is (`named`), what cannot be described counts by class.
+        """
+        code: list[Any] = [code_of(function)]
+        given: dict[str, Any] = {}
+        for name, value in values_read(function, held).items():
+            try:
+                told = self.describe(value, name)
+            except SettingsError:
+                if not named:
+                    raise
+                told = full_name(type(value))
+            if isinstance(told, str) and (callable(value) or isinstance(value, ModuleType)):
+                code.append([name, told])  # a name of a library's, of interest to nobody
             else:
-                given[name] = self._described_if_can_be(value)
+                given[name] = told
         return code, given
-
-    def _described_if_can_be(self, value: Any) -> Any:
-        """Of a global name, which may stand for anything, such as a log: else its class alone."""
-        try:
-            return self.describe(value, "global")
-        except SettingsError:
-            return full_name(type(value))
 
     def _own_class(self, kind: type) -> dict[str, Any]:
         """A class of one's own: the code of its methods, and what it and they are given."""
@@ -210,64 +202,83 @@ class _Describer:
             if is_of_a_library(base):
                 code.append(full_name(base))
                 continue
-            for name, member in sorted(vars(base).items()):
-                for function in functions_of(member):
-                    if name in _WRITTEN_BY_DATACLASS and is_generated(base, function):
-                        continue
-                    does, its_given = self._own_function(function)
-                    code.append([name, does, self._described_if_can_be(defaults(function))])
-                    given |= its_given
-                if not name.startswith("_") and isinstance(member, (bool, int, float, str)):
-                    shown[name] = number_or_text(member)
-                elif not name.startswith("__") and not functions_of(member) and name != "_abc_impl":
-                    code.append([name, self._described_if_can_be(member)])
+            for name, part in parts_of(base):
+                if isinstance(part, FunctionType) and not is_of_a_library(part):
+                    named = "describe" in vars(kind)
+                    does, its = self._own_function(part, closure(part), named=named)
+                    # Methods may have other values under the same name: one is shown, all count.
+                    others = {n: v for n, v in its.items() if given.get(n, v) != v}
+                    code.append([name, does, others, self.describe(defaults(part), name)])
+                    given = its | given
+                elif isinstance(part, (bool, int, float, str)) and not name.startswith("_"):
+                    shown[name] = number_or_text(part)
+                else:
+                    code.append([name, self.describe(part, name)])
         told = {"kind": kind.__name__, "code": code_hash(code), **shown}
         return told | ({"with": given} if given else {})
 
     # Objects
 
-    def _class_of(self, thing: object) -> dict[str, Any]:
-        kind = self.describe(type(thing), "class")
-        return dict(kind) if isinstance(kind, Mapping) else {"kind": kind}
-
-    def _module(self, module: nn.Module) -> dict[str, Any]:
-        module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
-        told = self._class_of(module)
-        own = not is_of_a_library(type(module))
-        for name, value in vars(module).items():
-            if name in _OF_EVERY_MODULE or (name.startswith("_") and not own):
-                continue
-            if own and not name.startswith("_"):
-                told[name] = self.describe(value, name)
-            else:
-                told[name] = self._described_if_can_be(value)
-        for parts in (module._parameters, module._buffers, module._modules):
-            told |= {name: self.describe(part, name) for name, part in parts.items()}
-        return told
-
     def _object(self, thing: Any) -> dict[str, Any]:
-        told = self._class_of(thing)
-        own = not is_of_a_library(type(thing))
+        """Its class, and what it says of itself or else would be made again from.
+
+        What `describe()` says stands for all that an object holds if its own class has the method:
+        an inherited one knows nothing of what a class of one's own, or an aggregator, has besides.
+        """
+        if isinstance(thing, nn.Module):
+            thing = getattr(thing, "_orig_mod", thing)  # what torch.compile wraps
+        kind = self.describe(type(thing), "class")
+        told = dict(kind) if isinstance(kind, Mapping) else {"kind": kind}
+        says = self._says(thing)
+        knows_all = is_of_a_library(type(thing)) and not isinstance(thing, Aggregator)
+        if says is not None and (knows_all or "describe" in vars(type(thing))):
+            held = {**thing._parameters, **thing._modules} if isinstance(thing, nn.Module) else {}
+        elif isinstance(thing, nn.Module):
+            held = self._held_by_module(thing)
+        elif knows_all and dataclasses.is_dataclass(thing):
+            held = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+        else:
+            held = self._state(thing)
+        parts = {name: self.describe(value, name) for name, value in held.items()}
+        return _beside(told, {**(says or {}), **parts})
+
+    def _says(self, thing: Any) -> dict[str, Any] | None:
+        """What a `describe()` of one's own or of this package says; None without any."""
         describe = getattr(thing, "describe", None)
-        if callable(describe) and (own or type(thing).__module__.startswith("fedvarp.")):
-            described = self.describe(describe(), "describe()")
-            return told | (described if isinstance(described, dict) else {"is": described})
-        if (wrapped := getattr(thing, "__wrapped__", None)) is not None:  # as lru_cache does
-            return told | {"wraps": self.describe(wrapped, "wraps")}
-        fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-        state = {field.name: getattr(thing, field.name) for field in fields}
-        if own or not fields:
-            state |= self._state(thing)
-        return told | {name: self.describe(value, name) for name, value in state.items()}
+        whose = str(getattr(describe, "__module__", ""))
+        if not callable(describe) or (
+            is_of_a_library(describe) and not whose.startswith("fedvarp.")
+        ):
+            return None
+        said = describe()
+        if not isinstance(said, (Mapping, str)):
+            raise self._refusal(f"has a describe() that gives {said!r}, which says nothing")
+        told = self.describe({"is": said} if isinstance(said, str) else dict(said), "describe()")
+        return told if isinstance(told, dict) else {"is": told}
+
+    def _held_by_module(self, module: nn.Module) -> dict[str, Any]:
+        own = not is_of_a_library(type(module))
+        held = {
+            name: value
+            for name, value in self._state(module).items()
+            if name not in _OF_EVERY_MODULE and (own or not name.startswith("_"))
+        }
+        for name in _HOOKS:
+            if hooks := list(getattr(module, name).values()):
+                held[name] = hooks
+        if self._initial_weights and not module.training:  # the mode of a model that trains changes
+            held["training"] = False
+        return {**held, **module._parameters, **module._buffers, **module._modules}
 
     def _state(self, thing: Any) -> dict[str, Any]:
         """What another process would need to make the object again, as pickling would have it."""
         try:
             reduced = thing.__reduce_ex__(2)
         except Exception as error:  # whatever it raises, it has no state to show
-            raise self._refusal(thing) from error
+            kind = type(thing).__name__
+            raise self._refusal(f"is an object of {kind}, whose content is not known") from error
         if isinstance(reduced, str):
-            return {"name": reduced}
+            return {"name": reduced, "wraps": getattr(thing, "__wrapped__", None)}  # lru_cache's
         make, arguments, state, items, entries = (*reduced, None, None, None)[:5]
         if make is getattr(copyreg, "__newobj__", None):
             arguments = arguments[1:]  # the first is the class
@@ -280,15 +291,21 @@ class _Describer:
             held["entries"] = dict(entries)
         return held
 
-    def _refusal(self, thing: object) -> SettingsError:
-        kind = type(thing).__name__
+    def _refusal(self, why: str) -> SettingsError:
         return SettingsError(
-            f"{'.'.join(self._path)} is an object of {kind}, whose content cannot be described. A "
-            f"recorded run is known by the content of what it was given, so that nothing else is "
-            f"taken for it when it is resumed or compared. Give whatever holds it a method "
-            f"`describe()` that returns its settings as a dictionary, or a function or class of a "
-            f"module in its place; without `recording` nothing needs to be described."
+            f"{'.'.join(self._path)} {why}: it cannot be described. A recorded run is known by the "
+            f"content of what it was given, so that nothing else is taken for it when it is "
+            f"resumed or compared. Give whatever holds or uses it a method `describe()` that "
+            f"returns its settings as a dictionary, or a name as a text; a function takes one as "
+            f"well, by `loss.describe = lambda: ...`. Without `recording` nothing needs to be "
+            f"described."
         )
+
+
+def _beside(told: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds what an object holds to what its class is, whatever the names it is held by."""
+    taken = ("kind", "code", "with")
+    return {**told, **{f"its {n}" if n in taken else n: value for n, value in held.items()}}
 
 
 def _numbered(values: tuple[Any, ...]) -> dict[str, Any]:

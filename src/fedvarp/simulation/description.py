@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +114,12 @@ def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]
         run's settings describe. Nothing is left of the package's own algorithms.
     """
     of_table = {} if made.table is None else dict(made.table.describe())
-    told = {n: v for n, v in made.describe().items() if n != "algorithm" and n not in of_table}
-    told |= {n: v for n, v in vars(made).items() if v is not made.table}
+    told: dict[str, Any] = content(made, "aggregator")
+    the_table = {name for name, value in vars(made).items() if value is made.table}
+    for name in {"algorithm", *of_table} - vars(made).keys() | the_table:
+        told.pop(name, None)
+    if made.__module__.startswith("fedvarp."):
+        del told["kind"]
     usual = {"one for each client": dict(table.row_per_client().describe())}
     if table.cluster_of is not None:
         usual["one for each cluster"] = dict(table.row_per_cluster().describe())
@@ -125,11 +128,7 @@ def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]
         told["table"] = of_table
     elif of_table and isinstance(made, ClusterFedVARP) != (rows == "one for each cluster"):
         told["rows"] = rows
-    if not type(made).__module__.startswith("fedvarp."):
-        kind = content(type(made), "aggregator")
-        told = {**(kind if isinstance(kind, Mapping) else {"kind": kind}), **told}
-    described: dict[str, Any] = content(told, "aggregator")
-    return described
+    return told
 
 
 def _trainer(trainer: object) -> dict[str, Any]:

@@ -46,11 +46,16 @@ def generator_content(generator: torch.Generator | np.random.Generator) -> dict[
     return told if state == fresh else told | {"state": content_hash(state)}
 
 
-def numbers(tensor: Tensor) -> Any:
-    """The numbers of a tensor, nested as they stand; of a long one how many, and their hash."""
-    told = tensor.detach().cpu()
+def numbers(values: Tensor | np.ndarray[Any, Any]) -> Any:
+    """The numbers of a tensor or array, nested as they stand; of a long one how many, and a hash.
+
+    Their dtype stands beside them unless it is the one that such numbers have by default.
+    """
+    told = values.detach().cpu() if isinstance(values, Tensor) else torch.tensor(values)
+    dtype = str(told.dtype).removeprefix("torch.")
     if told.numel() <= LONGEST_LIST and not told.is_complex() and bool(told.isfinite().all()):
-        return told.tolist()
+        usual = ("float32" if isinstance(values, Tensor) else "float64", "int64", "bool")
+        return told.tolist() if dtype in usual else {dtype: told.tolist()}
     flat = told.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     digest = hashlib.sha256(f"{told.dtype} {tuple(told.shape)}".encode() + flat).hexdigest()
     return f"{told.numel()} numbers, sha256 {digest[:12]}"

@@ -85,7 +85,7 @@ class RecordedRun:
         )
         if self._checkpoint.round != self._simulation.server.round:
             self._commit()
-        if result.stopped == "interrupted" and announce:
+        if result.stopped == "interrupted" and announce and self._recording.progress is not False:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
                 f"on, call again with recording=Recording(out={str(self._directory.path)!r}, "

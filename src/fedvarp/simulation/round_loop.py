@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -71,7 +72,7 @@ class Simulation:
         bar = RunProgress(self.title, self.server.round, rounds, progress)
         log = _Log(self.server, self.callbacks, keep, bar)
         record = None if last is not None else self._first_record()
-        with bar, Interruption() as interruption:
+        with bar, Interruption() as interruption, _kept_if_all_fails(self.model):
             while True:
                 figures = self._evaluation_beside_training(record, rounds, interruption)
                 if record is not None and figures is None:
@@ -185,6 +186,18 @@ class Simulation:
         if self.server.round >= rounds:
             return "rounds"
         return "interrupted" if interruption.requested else None
+
+
+@contextlib.contextmanager
+def _kept_if_all_fails(model: FlatModel) -> Iterator[None]:
+    """A run that fails leaves the caller's module as it was, not with some client's weights."""
+    w, buffers = model.vector(), model.buffers()
+    try:
+        yield
+    except BaseException:
+        model.bind(w)
+        model.load_buffers(buffers)
+        raise
 
 
 class _Log:

@@ -65,7 +65,8 @@ def simulate(
 
     With ``recording="runs/mine"`` the run is kept in that directory, round by round: kill it at any
     moment and call again with ``recording=Recording(out="runs/mine", resume=True)`` and the same
-    settings, and it goes on as if nothing had happened.
+    settings, and it goes on as if nothing had happened. Ctrl-C finishes the round that is under way
+    and returns what there is, with `result.stopped` "interrupted".
 
     Args:
         dataset: The clients' examples.

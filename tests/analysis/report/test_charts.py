@@ -29,6 +29,13 @@ def test_curves_hold_the_mean_and_the_band_against_all_three_axes(tmp_path: Path
     assert memory["y"] == [1000 + t for t in range(1, 21)]
 
 
+def test_validation_figures_have_curves_of_their_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "0", validation_accuracy=[0.1, 0.6])
+    drawn = chart(run, "validation-accuracy")
+    assert drawn["lines"][0]["y"] == pytest.approx([10, 60])
+    assert (drawn["unit"], drawn["can_log"]) == (" %", False)
+
+
 def test_a_diverged_curve_has_gaps(tmp_path: Path) -> None:
     run = write_run(tmp_path / "0", train_loss=[2.0, None, None])
     (line,) = chart(run, "train-loss")["lines"]

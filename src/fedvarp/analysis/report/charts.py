@@ -59,7 +59,7 @@ def group_styles(groups: Sequence[Group]) -> list[dict[str, str]]:
 
 
 def _metric_chart(groups: Sequence[Group], metric: str) -> Chart:
-    percent = metric == "test_accuracy"
+    percent = scale_of(metric) == 100
     axes = x_axes(groups)
     lines = []
     for i, group in enumerate(groups):
