@@ -53,6 +53,7 @@ class TableSettings:
         client_weights: (N,) p_i of the objective; None for 1/N each.
         device: Where the rows are needed.
         fsync: Whether rows on disk wait for the disk.
+        max_rows: How many clients may have a row at a time; None: all.
         parameters: Where each parameter of the model lies in a row, by its name and in order;
             nothing if the model is one vector without names.
         kept: Of which parameters rows are kept: "last_layer", or patterns of names; None: of all.
@@ -68,16 +69,20 @@ class TableSettings:
     client_weights: Tensor | None = None
     device: torch.device | str = "cpu"
     fsync: bool = True
+    max_rows: int | None = None
     parameters: Mapping[str, slice] = field(default_factory=dict)
     kept: Sequence[str] | None = None
 
-    def rows(self, count: int, weights: Tensor | None, name: str = "rows") -> RowTable:
+    def rows(
+        self, count: int, weights: Tensor | None, name: str = "rows", max_rows: int | None = None
+    ) -> RowTable:
         """A new table in the place and with the codec of these settings.
 
         Args:
             count: How many rows it has.
             weights: (count,) what each row counts for in the mean; None for the same.
             name: Tells tables of one algorithm apart.
+            max_rows: How many rows there may be at a time; None: as many as there are.
 
         Returns:
             The table; its rows are as long as what is kept.
@@ -91,12 +96,14 @@ class TableSettings:
             client_weights=weights,
             name=name,
             device=self.device,
+            max_rows=max_rows,
             fsync=self.fsync,
         )
 
     def row_per_client(self) -> ClientTable:
         """A new table with one row for each client."""
-        return self._whole(self.rows(self.num_clients, self.client_weights))
+        rows = self.rows(self.num_clients, self.client_weights, max_rows=self.max_rows)
+        return self._whole(rows)
 
     def row_per_cluster(self, name: str = "rows") -> ClusteredTable | PartialTable:
         """A new table with one row for each cluster.

@@ -179,6 +179,7 @@ def _aggregator(
         folder=str(settings.checkpoint) if settings.where == "disk" else None,
         cluster_of=None if clusters is None else clusters.cluster_of(clients, N),
         num_clusters=0 if clusters is None else clusters.num_rows,
+        max_rows=settings.max_rows,
         parameters={slot.name: slice(slot.start, slot.stop) for _, slot in layout.parameters},
         kept=Table(rows=settings.rows).parameters_kept,
     )

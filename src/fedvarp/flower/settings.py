@@ -48,6 +48,8 @@ class StrategySettings:
         codec: How its rows are stored: float32, bfloat16, float16 or int8.
         rows: Of which numbers rows are kept: "all", "last_layer", or patterns of arrays' names
             separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg.
+        max_rows: How many clients may have a row at a time: the oldest rows are dropped, and
+            whoever had them counts as never seen. None: all.
         identity: What a client is known by: the key it reports ("partition-id", or any other),
             "supernode-key" or "node-id".
         ask_names: Whether nodes are asked for their name before they are first drawn; clients
@@ -80,6 +82,7 @@ class StrategySettings:
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
     rows: Annotated[str, Field(min_length=1)] = "all"
+    max_rows: Count | None = None
     identity: Annotated[str, Field(min_length=1, examples=['"partition-id"'])] = "partition-id"
     ask_names: bool = True
     when_offline: WhenOffline = "replace"
@@ -104,6 +107,12 @@ class StrategySettings:
             raise ValueError(
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
+            )
+        cohort = self.clients_per_round
+        if self.max_rows is not None and cohort is not None and self.max_rows < cohort:
+            raise ValueError(
+                f"{type(self).__name__}: max_rows={self.max_rows} is less than a cohort of "
+                f"{cohort}, whose rows must fit."
             )
         if self.clients_per_round is not None and self.min_replies > self.clients_per_round:
             raise ValueError(

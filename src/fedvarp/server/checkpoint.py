@@ -134,7 +134,7 @@ class Checkpoint:
             "tensors": _layout(extra),
             "notes": dict(notes or {}),
         }
-        batch: dict[tuple[str, str], Tensor] = {("state", "w"): server.w}
+        batch: dict[tuple[str, str], Tensor | None] = {("state", "w"): server.w}
         for name, tensor in server.optimizer.state_dict().items():
             batch["state", f"optimizer/{name}"] = tensor
         for name, tensor in remembered.items():

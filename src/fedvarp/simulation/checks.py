@@ -56,6 +56,12 @@ def refuse_impossible(task: Task) -> None:
         raise ValueError(
             f"The sampler is for {known} clients, the data set has {dataset.num_clients}."
         )
+    asked = getattr(task.sampler, "clients_per_round", 0)
+    if task.table.max_rows is not None and task.table.max_rows < asked:
+        raise ValueError(
+            f"table.max_rows = {task.table.max_rows} is less than a cohort of {asked}: the rows of "
+            f"a round must fit. Give {asked} or more, or leave it out."
+        )
     _refuse_short_trace(task)
     if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
         raise ValueError(

@@ -209,6 +209,7 @@ class Task:
             client_weights=self.client_weights,
             device=self.device,
             fsync=self.recording.fsync,
+            max_rows=self.table.max_rows,
             parameters={slot.name: slice(slot.start, slot.stop) for slot in slots},
             kept=self.table.parameters_kept,
         )

@@ -31,6 +31,7 @@ class DiskTable(RowTable):
         name: Tells tables of one algorithm apart.
         device: Where the running sum lives and rows are handed out.
         fsync: Whether a transaction waits for the disk.
+        max_rows: As in `RowTable`.
 
     Raises:
         StoreError: The folder is damaged or in use, or holds a table of another shape.
@@ -49,11 +50,19 @@ class DiskTable(RowTable):
         name: str = "rows",
         device: torch.device | str = "cpu",
         fsync: bool = True,
+        max_rows: Count | None = None,
     ) -> None:
         super().__init__(
-            num_clients, dim, codec, client_weights=client_weights, name=name, device=device
+            num_clients,
+            dim,
+            codec,
+            client_weights=client_weights,
+            name=name,
+            device=device,
+            max_rows=max_rows,
         )
         self._waiting: dict[int, Tensor] = {}
+        self._gone: set[int] = set()  # rows that the disk still has, and should not
         self._database = f"rows/{name}"
         self.store = Store.open(path, fsync=fsync)
         self._saved_in = self.store.identity
@@ -74,21 +83,30 @@ class DiskTable(RowTable):
     def _find(self, row: int) -> Tensor | None:
         if row in self._waiting:
             return self._waiting[row]
+        if row in self._gone:
+            return None
         found = self.store.read(self._database, str(row))
         return None if found is None else found.to(self.device)
 
     def _keep(self, row: int, encoded: Tensor) -> None:
         self._waiting[row] = encoded
+        self._gone.discard(row)
+
+    def _discard(self, row: int) -> None:
+        self._waiting.pop(row, None)
+        if self.store.contains(self._database, str(row)):
+            self._gone.add(row)
 
     def rows_written(self) -> Iterable[int]:
         """Numbers of the rows that have been written."""
-        return {int(key) for key in self.store.keys(self._database)} | self._waiting.keys()
+        on_disk = {int(key) for key in self.store.keys(self._database)}
+        return (on_disk - self._gone) | self._waiting.keys()
 
     @property
     def num_rows(self) -> int:
         """How many rows have been written."""
         new = sum(not self.store.contains(self._database, str(row)) for row in self._waiting)
-        return self.store.count(self._database) + new
+        return self.store.count(self._database) + new - len(self._gone)
 
     def _before_overwrite(self) -> None:
         if self.store.checkpoints_open == 0 and self.store.contains("state", "about"):
@@ -104,7 +122,7 @@ class DiskTable(RowTable):
 
     def flush(self) -> None:
         """Writes the waiting rows and the sum in one transaction."""
-        batch: dict[tuple[str, str], Tensor] = {}
+        batch: dict[tuple[str, str], Tensor | None] = {}
         self.save(batch, self.store)
         self.store.write(batch, self.replaces(self.store))
         self.saved(self.store)
@@ -113,6 +131,7 @@ class DiskTable(RowTable):
         """What `save` collected is on disk; memory lets go of it."""
         super().saved(store)
         self._waiting.clear()
+        self._gone.clear()
 
     def _adopt_rows(self, store: Store) -> None:
         if store is not self.store:

@@ -36,17 +36,21 @@ class MemoryTable(RowTable):
         self._rows: dict[int, Tensor] = {}
         self._slab = torch.empty(0, 0, dtype=torch.uint8)
         self._taken = 0
+        self._free: list[Tensor] = []  # places of rows that were dropped, all zeros
 
     def __getstate__(self) -> dict[str, Any]:
         """For other processes: rows by themselves, since each would bring its whole slab along."""
         rows = {number: row.clone() for number, row in self._rows.items()}
         slab = self._slab[:0].clone()
-        return {**self.__dict__, "_rows": rows, "_slab": slab, "_taken": 0, "_v": None}
+        fresh = {"_slab": slab, "_taken": 0, "_free": [], "_v": None}
+        return {**self.__dict__, "_rows": rows, **fresh}
 
     def _find(self, row: int) -> Tensor | None:
         return self._rows.get(row)
 
     def _blank(self) -> Tensor:
+        if self._free:
+            return self._free.pop()
         size = self.codec.row_bytes(self.dim)
         if self._taken == len(self._slab):
             stride = -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -59,6 +63,9 @@ class MemoryTable(RowTable):
 
     def _keep(self, row: int, encoded: Tensor) -> None:
         self._rows[row] = encoded
+
+    def _discard(self, row: int) -> None:
+        self._free.append(self._rows.pop(row))
 
     def rows_written(self) -> Iterable[int]:
         """Numbers of the rows that have been written."""

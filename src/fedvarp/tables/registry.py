@@ -15,6 +15,7 @@ def _in_memory(folder: str | None, *shape: Any, fsync: bool, **options: Any) -> 
 
 
 TABLES: Final[dict[str, Callable[..., RowTable]]] = {"memory": _in_memory, "disk": DiskTable}
-"""A maker takes (folder, num_clients, dim, codec, *, client_weights, name, device, fsync), where
+"""A maker takes (folder, num_clients, dim, codec, *, client_weights, name, device, max_rows,
+fsync), where
 memory has no use for folder and fsync. One that is added here has to keep every law in
 tests/laws."""

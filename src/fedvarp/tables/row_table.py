@@ -11,6 +11,7 @@ from torch import Tensor
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
+from fedvarp.tables.bounded import OldestFirst
 from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
 from fedvarp.tables.codecs import codec_named
 from fedvarp.tables.exchange import Direction, exchange_rows
@@ -33,6 +34,8 @@ class RowTable(ClientTable):
         client_weights: (N,) p_i of the objective Σ p_i f_i; None for 1/N each.
         name: Tells tables of one algorithm apart in a checkpoint.
         device: Where the running sum lives and rows are handed out.
+        max_rows: How many rows there may be at a time; the oldest are dropped from the rows and the
+            mean alike. None: as many as clients.
 
     Raises:
         ValueError: There are no clients or no numbers, or no codec of that name, or the weights
@@ -49,6 +52,7 @@ class RowTable(ClientTable):
         client_weights: Weights | None = None,
         name: str = "rows",
         device: torch.device | str = "cpu",
+        max_rows: Count | None = None,
     ) -> None:
         self.num_clients = num_clients
         self.dim = dim
@@ -58,7 +62,8 @@ class RowTable(ClientTable):
         self.device = torch.device(device)
         self._sum = RunningSum(num_clients, dim, self.device)
         self._v: Tensor | None = None  # what `exchange` gives: fresh memory costs more than v
-        self._changed: set[int] = set()  # rows, since the last save
+        self._changed: set[int] = set()  # rows, since the last save, the dropped ones too
+        self._order = None if max_rows is None else OldestFirst(max_rows)
         self._saved_in = ""  # the store that has all other rows
         if client_weights is not None:
             self.share(client_weights)
@@ -81,6 +86,10 @@ class RowTable(ClientTable):
     @abstractmethod
     def _keep(self, row: int, encoded: Tensor) -> None:
         """Takes an encoded row back."""
+
+    @abstractmethod
+    def _discard(self, row: int) -> None:
+        """Lets go of a row, which is all zeros by now."""
 
     @abstractmethod
     def rows_written(self) -> Iterable[int]:
@@ -147,9 +156,14 @@ class RowTable(ClientTable):
     def _overwrite(
         self, clients: Tensor, rows: Tensor, largest: LargestEntries, direction: Direction | None
     ) -> None:
+        numbers, shares = clients.tolist(), self._sum.shares_of(clients)
+        if self._order is not None and len(numbers) > self._order.max_rows:
+            raise ValueError(
+                f"{len(numbers)} rows at once do not fit into a table with "
+                f"max_rows={self._order.max_rows}; it must hold a cohort at least."
+            )
         self._before_overwrite()
         self._bring_sum_up_to_date()
-        numbers, shares = clients.tolist(), self._sum.shares_of(clients)
         encoded = [self._encoded(client) for client in numbers]
         exchange_rows(self.codec, encoded, rows, shares, self._sum.total, direction)
         if not numbers:
@@ -158,9 +172,27 @@ class RowTable(ClientTable):
             self._keep(client, row)
         self._changed.update(numbers)
         weighted = [e * share for e, share in zip(largest.values, shares.tolist(), strict=True)]
+        if self._order is not None:
+            self._drop(self._order.written(numbers))
         if self._sum.has_lost_digits(numbers, weighted, lambda: self.num_rows):
             self._sum_afresh()
         self._after_overwrite()
+
+    def _drop(self, rows: list[int]) -> None:
+        """Rows of zeros for the sum, and then no rows at all."""
+        if not rows:
+            return
+        encoded, shares = (
+            [self._encoded(row) for row in rows],
+            self._sum.shares_of(torch.tensor(rows)),
+        )
+        zeros = torch.zeros(len(rows), self.dim, dtype=self.dtype, device=self.device)
+        exchange_rows(self.codec, encoded, zeros, shares, self._sum.total)
+        for row in rows:
+            self._discard(row)
+        self._changed.update(rows)
+        if self._sum.has_lost_digits(rows, [0.0] * len(rows), lambda: self.num_rows):
+            self._sum_afresh()
 
     def _encoded(self, row: int) -> Tensor:
         found = self._find(row)
@@ -269,9 +301,10 @@ class RowTable(ClientTable):
         return {**self._layout(), "row_weights": self._sum.digest}
 
     def _layout(self) -> dict[str, object]:
-        return {"num_clients": self.num_clients, "dim": self.dim, "codec": self.codec.name}
+        told = {"num_clients": self.num_clients, "dim": self.dim, "codec": self.codec.name}
+        return told if self._order is None else {**told, "max_rows": self._order.max_rows}
 
-    def save(self, batch: dict[tuple[str, str], Tensor], store: Store) -> None:
+    def save(self, batch: dict[tuple[str, str], Tensor | None], store: Store) -> None:
         """Collects what has changed since the last save there: O(M·d) whatever N is.
 
         Args:
@@ -282,12 +315,18 @@ class RowTable(ClientTable):
         about = {**self._layout(), **self._sum.about()}
         batch["tables", f"{self.name}/about"] = as_json(about)
         batch["tables", f"{self.name}/sum"] = self._sum.total
-        for row in self._changed if self._is_known_to(store) else self.rows_written():
-            batch[f"rows/{self.name}", str(row)] = self._encoded(row)
+        rows = list(self._changed if self._is_known_to(store) else self.rows_written())
+        for row in rows:
+            batch[f"rows/{self.name}", str(row)] = self._find(row)  # None: it was dropped
+        if self._order is not None:
+            batch.update(self._order.save(self.name, rows))
 
     def replaces(self, store: Store) -> tuple[str, ...]:
         """The databases to empty before `save`: rows of another table, in a store new to this."""
-        return () if self._is_known_to(store) else (f"rows/{self.name}",)
+        if self._is_known_to(store):
+            return ()
+        order = () if self._order is None else self._order.databases(self.name)
+        return (f"rows/{self.name}", *order)
 
     def _is_known_to(self, store: Store) -> bool:
         return store.identity == self._saved_in
@@ -310,5 +349,7 @@ class RowTable(ClientTable):
         refuse_differences(about, self._layout(), f"The table in {store.path}")
         total = store.read_tensor("tables", f"{self.name}/sum", torch.float64, (self.dim,))
         self._adopt_rows(store)
+        if self._order is not None:
+            self._order.load(self.name, store)
         self._sum.load(total, about)
         self.saved(store)

@@ -33,6 +33,9 @@ class Table(Section):
     rows: Annotated[str, Field(min_length=1)] = "all"
     """Of which numbers rows are kept: "all", "last_layer", or patterns of parameters' names
     separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg."""
+    max_rows: Count | None = None
+    """How many clients may have a row at a time: the oldest rows are dropped, and whoever had them
+    counts as never seen. All of them unless given."""
     clusters: str | tuple[int, ...] | None = None
     """For cluster_fedvarp and fedvarp_mixed: "own" (the data set's), "labels" (clients with the
     same labels), "auto:K" (k-means on sketched gradients) or "auto:K:updates"; own unless given. In

@@ -118,11 +118,13 @@ class Store:
         self._environment = _open_environment(self.path / _DATA, fsync=True)
         self._fsync = True
 
-    def write(self, batch: Mapping[tuple[str, str], Tensor], emptied: Iterable[str] = ()) -> None:
+    def write(
+        self, batch: Mapping[tuple[str, str], Tensor | None], emptied: Iterable[str] = ()
+    ) -> None:
         """Writes all of {(database, key): tensor} in one transaction, or nothing.
 
         Args:
-            batch: What to write.
+            batch: What to write; None deletes what is there.
             emptied: Databases to empty first, in the same transaction.
 
         Raises:
@@ -133,7 +135,7 @@ class Store:
                 f"{self.path} was opened before this process was forked off; only the process that "
                 f"opened it may write to it. Open it after the fork, or use the spawn start method."
             )
-        values = {place: _bytes_of(tensor) for place, tensor in batch.items()}
+        values = {p: None if t is None else _bytes_of(t) for p, t in batch.items()}
         for database in {*emptied, *(database for database, _ in values)}:
             self._database(database)
         checksums = self._database(_CHECKSUMS)
@@ -143,10 +145,17 @@ class Store:
                     for database in emptied:
                         transaction.drop(self._databases[database], delete=False)
                     for (database, key), value in values.items():
-                        transaction.put(key.encode(), value, db=self._databases[database])
-                        transaction.put(
-                            f"{database}/{key}".encode(), _checksum(value), db=checksums
+                        db, name, sum_name = (
+                            self._databases[database],
+                            key.encode(),
+                            f"{database}/{key}".encode(),
                         )
+                        if value is None:
+                            transaction.delete(name, db=db)
+                            transaction.delete(sum_name, db=checksums)
+                        else:
+                            transaction.put(name, value, db=db)
+                            transaction.put(sum_name, _checksum(value), db=checksums)
                 return
             except lmdb.MapFullError:
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
