@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from benchmarks.theorems.coverage import DIM, SAMPLES, clients, drawn, lengths, spread_between
 from torch import Tensor
 
 from fedvarp import FlatModel, LocalSGD, stream
@@ -19,53 +20,15 @@ from fedvarp.clients.gradients import ClientGradients
 from fedvarp.data import digits
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.theory.estimators import (
-    error_of_heterogeneity,
     error_of_squared_norm,
-    heterogeneity_of,
     mean_estimate,
     squared_norm,
 )
-from fedvarp.theory.intervals import Estimate, effective_draws, unseen_error
+from fedvarp.theory.intervals import Estimate, effective_draws
 from fedvarp.theory.step_errors import UpdateSpread
 from fedvarp.theory.update_sketches import Uncertainty, UpdateSketches
 
 DRAWS, AT_LEAST = 300, 0.92
-SAMPLES = [(12, 40), (5, 60), (20, 100)]
-DIM = 20
-
-
-def lengths(kind: str, N: int, draw: torch.Generator) -> Tensor:
-    """(N, 1) how far out clients lie."""
-    found = torch.ones(N, 1, dtype=torch.float64)
-    if kind == "few large":  # one in twenty, which together make up a third of all squares
-        found[: N // 20] = math.sqrt((N - N // 20) / (2 * (N // 20)))
-    elif kind == "squares":
-        found = 3 * torch.rand(N, 1, generator=draw, dtype=torch.float64).square()
-    elif kind.startswith("log-normal"):
-        sigma = float(kind.split()[1])
-        found = (sigma * torch.randn(N, 1, generator=draw, dtype=torch.float64)).exp()
-    return found
-
-
-def clients(kind: str, N: int, seed: int) -> Tensor:
-    """(N, DIM) gradients or updates."""
-    draw = stream(seed, "clients", N)
-    scale = lengths(kind, N, draw) / math.sqrt(DIM)
-    return 0.3 + scale * torch.randn(N, DIM, generator=draw, dtype=torch.float64)
-
-
-def drawn(n: int, N: int, seed: int) -> Tensor:
-    return torch.randperm(N, generator=stream(seed, "drawn"))[:n].sort().values
-
-
-def spread_between(x: Tensor, chosen: Tensor, clusters: Tensor | None = None) -> Estimate:
-    """σ_g², or σ_K², as `measure` estimates it."""
-    clusters = torch.zeros(len(x), dtype=torch.int64) if clusters is None else clusters
-    seen, own, sizes = x[chosen], clusters[chosen], torch.bincount(clusters)
-    value = heterogeneity_of(seen, own, sizes)
-    draws = effective_draws((seen - seen.mean(0)).square().sum(1))
-    unseen = (0.0, unseen_error(value, len(chosen), len(x)))
-    return Estimate.of_squares(value, error_of_heterogeneity(seen, own, sizes), draws, unseen)
 
 
 def squared_length(x: Tensor, chosen: Tensor) -> Estimate:

@@ -19,7 +19,7 @@ and never invent them: this raises the upper end of an interval only. It costs l
 are seen to be unequal, and puts the upper end at 1.9 times the estimate in place of 1.2 where
 twelve of forty happen to look alike. `tests/theory/test_coverage.py` has the coverage, and where it
 ends: if lengths are log-normal with σ = 1, one client of forty is a third of the spread, and the
-interval holds the truth in 84 to 90 % of the samples only; one that did better would be of no use.
+interval holds the truth in about 85 % of the samples; one that did better would be of no use.
 Nor is much known of σ_K² where hardly two clients of a sample share a cluster. Measure all there.
 """
 
