@@ -174,17 +174,10 @@ def error_of_squared_norm(vectors: Tensor, N: int) -> float:
         return 0.0
     mean = vectors.mean(0)
     distance = (vectors - mean).square().sum(1)
-    spread = float(distance.sum())
-    without = [
-        squared_norm(
-            float((mean + (mean - vectors[i]) / (n - 1)).square().sum()),
-            spread - float(distance[i]) * n / (n - 1),
-            n - 1,
-            N,
-        )
-        for i in range(n)
-    ]
-    return _jackknife_error(torch.tensor(without, dtype=torch.float64), N)
+    means = mean + (mean - vectors) / (n - 1)  # (n, s) without each
+    spreads = distance.sum() - distance * n / (n - 1)
+    without = means.square().sum(1) - (1 / (n - 1) - 1 / N) * spreads / (n - 2)
+    return _jackknife_error(without, N)
 
 
 def mean_estimate(
