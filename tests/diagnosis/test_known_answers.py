@@ -157,6 +157,7 @@ def test_one_client_neither_drifts_nor_is_chosen(tmp_path: Path) -> None:
     line = advise(found)[0]
     assert OF["mini-batches"] in line
     assert "100% from mini-batches" in line
+    assert "more clients" not in " ".join(advise(found))
     assert found.interval("client_drift") == Estimate.exact(0.0)
     noise = found.interval("stochastic_gradient")
     assert noise.value > 0

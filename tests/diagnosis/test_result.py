@@ -12,6 +12,7 @@ from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
 from fedvarp.diagnosis import Diagnosis, as_json, diagnose, rank_remedies, write_json
 from fedvarp.experiments.files import load_settings
 from fedvarp.theory import Problem, error_terms
+from fedvarp.theory.step_errors import CAUSES
 
 
 def test_the_bounds_are_the_theorems_at_the_measured_constants(found: Diagnosis) -> None:
@@ -50,6 +51,17 @@ def test_json_holds_all_of_it_and_no_infinity(found: Diagnosis, tmp_path: Path) 
     # 20 rows of 10 float32 numbers and a sum of 10 float64 ones; int8 has a scale of 4 bytes a row.
     assert kept["table_bytes"]["20"]["float32"] == 20 * 40 + 80
     assert kept["table_bytes"]["20"]["int8"] == 20 * 14 + 80
+
+
+def test_a_total_is_known_no_worse_than_its_parts(found: Diagnosis, config: Path) -> None:
+    """Also from three clients, where the logarithm would stretch the interval of the sum."""
+    few = diagnose(config, ["client_lr=0.3"], sample=3, progress=False)
+    for one in (found, few):
+        for algorithm in one.algorithms:
+            parts = [one.interval(cause, algorithm) for cause in CAUSES]
+            total = one.interval("total", algorithm)
+            assert sum(part.low for part in parts) <= total.low <= total.value
+            assert total.value <= total.high <= sum(part.high for part in parts)
 
 
 def test_json_holds_the_errors_with_the_rows_of_a_run(with_rows: Diagnosis) -> None:

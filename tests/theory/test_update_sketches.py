@@ -71,12 +71,8 @@ FIGURES: dict[str, Callable[[UpdateSpread], float]] = {
 
 def estimated(name: str, uncertainty: Uncertainty) -> Estimate:
     figure, spread = FIGURES[name], uncertainty.spread
-    if name == "FedVARP − FedAvg":
-        return uncertainty.of_difference(figure(spread), figure)
-    if name == "drift":
-        error = uncertainty.standard_error(figure)
-        return Estimate.of_square(figure(spread), error, uncertainty.draws)
-    return uncertainty.of_squares(figure(spread), figure)
+    kinds = {"FedVARP − FedAvg": Estimate.of_mean, "drift": Estimate.of_square}
+    return uncertainty.estimate(kinds.get(name, Estimate.of_squares), figure(spread), figure)
 
 
 def coverage(federation: Federation, n: int, seeds: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pydantic import InstanceOf
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
-from fedvarp.diagnosis.wording import listed, percent, shares
+from fedvarp.diagnosis.wording import WORDS, against, listed, percent, shares
 from fedvarp.settings.checked import checked
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.measurements import CurvePoint
@@ -138,27 +138,19 @@ def _cost(found: Diagnosis, point: CurvePoint) -> int:
 
 
 def _next_move_by_bounds(found: Diagnosis) -> str:
-    """More local steps, or a lower client rate: by what the bound of FedVARP has left."""
-    steps = found.measured.num_steps
+    """What to do about the largest cause that the bound of FedVARP has left."""
     bound = found.terms(min(found.client_lr, found.allowed_lr["fedvarp"]))["fedvarp"]
-    parts = shares(bound)
     if bound.floor == 0:
         return (
             "Once the choice of clients no longer counts, next to nothing is left: a single step "
             "with whole batches neither drifts nor varies. More local steps are the next move to "
             "try; they save rounds, and bring some drift."
         )
-    by_bounds = "by the bounds, which are loose; without --bounds-only it is measured"
-    if parts["client_drift"] > parts["stochastic_gradient"]:
-        return (
-            f"Once the choice of clients no longer counts, drift is "
-            f"{percent(parts['client_drift'])} of what is left, {by_bounds}: a lower client rate "
-            f"or fewer than {steps:g} local steps lessen it."
-        )
+    cause = bound.dominating
     return (
-        f"Once the choice of clients no longer counts, mini-batches are "
-        f"{percent(parts['stochastic_gradient'])} of what is left, {by_bounds}: larger batches, "
-        f"or more than {steps:g} local steps at the same rate times steps, average it out."
+        f"Once the choice of clients no longer counts, {percent(shares(bound)[cause])} of what is "
+        f"left comes from {WORDS[cause]}, by the bounds, which are loose; without --bounds-only it "
+        f"is measured. {against(cause, found)}"
     )
 
 
@@ -196,7 +188,7 @@ def assumptions(found: Diagnosis) -> list[str]:
         "clients drawn by their sizes": sampling.scheme != "uniform",
     }
     beyond = [name for name, there in present.items() if there]
-    if _unequal(found) and not local.normalise_steps:
+    if not (measured.equal_steps or local.normalise_steps):
         lines.append(
             "Clients take unequally many local steps, and plain model differences weigh them by "
             "these: all figures are about that objective, the mean of (τ_i/τ̄) f_i."
@@ -204,10 +196,6 @@ def assumptions(found: Diagnosis) -> list[str]:
     if beyond:
         lines.append(f"The theorems know nothing of {', '.join(beyond)}, which this run has.")
     return lines
-
-
-def _unequal(found: Diagnosis) -> bool:
-    return not found.measured.equal_steps
 
 
 def _of_the_steepest(found: Diagnosis) -> str:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.remedies import Remedy, rank_remedies, unmeasured_algorithm
 from fedvarp.diagnosis.result import Diagnosis
-from fedvarp.diagnosis.wording import WORDS, listed, percent, shares, with_interval
+from fedvarp.diagnosis.wording import WORDS, against, listed, percent, shares, with_interval
 from fedvarp.theory.step_errors import StepErrors
-
-_AGAINST: Final = {
-    "stochastic_gradient": "Larger batches, more clients a round, or more and smaller local steps "
-    "average it out; rows add to it.",
-    "partial_participation": "Rows (FedVARP, ClusterFedVARP) remove it, more clients a round "
-    "lessen it.",
-    "client_drift": "A lower client rate or fewer local steps lessen it, rows and more clients do "
-    "not.",
-}
 
 
 def advise_on_steps(found: Diagnosis) -> list[str]:
@@ -48,7 +38,7 @@ def _of_the_step(found: Diagnosis) -> str:
         total = found.interval("total")
         line += f" is off by {with_interval(total)}, measured: {listed(shares(errors))}. "
         line += _verdict(found)
-    if found.settings.clients_per_round == found.measured.num_clients:
+    if found.everybody_takes_part:
         line += " With all clients in every round FedVARP takes the same steps as FedAvg."
     if found.updates is not None and found.updates.diverged:
         line += f" {found.updates.diverged} clients diverged and are left out."
@@ -80,7 +70,7 @@ def _verdict(found: Diagnosis) -> str:
             else "Measure more clients (--sample)."
         )
         return f"The intervals do not tell which is the largest, {either}. {more}"
-    return f"The largest cause is {WORDS[largest]}. {_AGAINST[largest]}"
+    return f"The largest cause is {WORDS[largest]}. {against(largest, found)}"
 
 
 def _of_progress(found: Diagnosis) -> str:
@@ -157,8 +147,7 @@ def _unsupported(ranked: Sequence[Remedy], now: Remedy, than: str) -> str:
 
 def _of_own_rows(found: Diagnosis) -> str:
     own, fedavg = found.step_errors_with_rows, found.step_errors["fedavg"]
-    everybody = found.settings.clients_per_round == found.measured.num_clients
-    if own is None or not found.round or everybody or _is_nothing(found, fedavg):
+    if own is None or not found.round or found.everybody_takes_part or _is_nothing(found, fedavg):
         return ""
     if fedavg.total <= 0:
         return ""  # too noisy an estimate to be divided by

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +12,8 @@ from typing import Any, Final
 from fedvarp.analysis.styles import LOOKS, look_of, with_rows
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.intervals import Estimate
-from fedvarp.theory.measuring_updates import MeasuredUpdates
-from fedvarp.theory.step_errors import StepErrors, UpdateSpread
+from fedvarp.theory.measuring_updates import Errors, MeasuredUpdates
+from fedvarp.theory.step_errors import CAUSES, StepErrors, UpdateSpread
 from fedvarp.theory.update_sketches import Uncertainty
 
 FROM_UPDATES: Final = "the updates measured, with fresh rows"
@@ -20,8 +21,6 @@ FROM_ROWS: Final = "the updates measured, with the run's rows"
 HALF_RATE: Final = "half the rate"
 TWICE_THE_ROUNDS: Final = "2 × the rounds"
 TWICE_THE_BATCH: Final = "twice the batch"
-
-Errors = Callable[[UpdateSpread], StepErrors]
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,12 @@ class Remedy:
 
     def as_json(self) -> dict[str, Any]:
         """Returns all of it as plain numbers and names."""
-        causes = ("stochastic_gradient", "partial_participation", "client_drift")
         return {
             "name": self.name,
             "setting": self.setting,
             "can_be_had": self.can_be_had,
             "algorithm": self.errors.algorithm,
-            **{cause: getattr(self.errors, cause) for cause in causes},
+            **{cause: getattr(self.errors, cause) for cause in CAUSES},
             "total": self.total.as_json(),
             "change": self.change.as_json(),
             "table_bytes": self.table_bytes,
@@ -168,11 +166,11 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
             name=name,
             setting=setting,
             errors=left,
-            total=updates.uncertainty.of_squares(
-                left.total, lambda s: errors(s).total
-            ).at_least_zero(),
-            change=updates.uncertainty.of_difference(
-                left.total - before, lambda s: errors(s).total - now.errors(s, M).total
+            total=updates.step_error("total", errors).at_least_zero(),
+            change=updates.uncertainty.estimate(
+                Estimate.of_mean,
+                left.total - before,
+                lambda s: errors(s).total - now.errors(s, M).total,
             ),
             known_from=known_from,
             **(_cost(found, rows, M) | changes),
@@ -292,7 +290,8 @@ def _trained_anew(
         change = anew.uncertainty.change_since(
             before, lambda s: after(s).total, lambda s: now.errors(s, M).total
         )
-        error = (change.standard_error**2 + as_now.total.standard_error**2) ** 0.5
+        error = math.hypot(change.standard_error, as_now.total.standard_error)
+        unseen = anew.uncertainty.unseen(lambda s: after(s).total)
         yield Remedy(
             name=f"{now.name}, {name}",
             setting=pasteable(now.setting, setting),
@@ -300,7 +299,7 @@ def _trained_anew(
                 as_now.errors, now.errors(before.spread, M), after(anew.uncertainty.spread)
             ),
             total=Estimate.of_squares(
-                as_now.errors.total + change.value, error, anew.uncertainty.draws
+                as_now.errors.total + change.value, error, anew.uncertainty.draws, unseen
             ).at_least_zero(),
             change=change,
             known_from=f"{len(anew.sketches.clients)} clients trained anew",

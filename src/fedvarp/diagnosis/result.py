@@ -44,6 +44,11 @@ class Diagnosis:
         return ["fedavg", *(["cluster_fedvarp"] if has_clusters else []), "fedvarp"]
 
     @property
+    def everybody_takes_part(self) -> bool:
+        """Whether all clients are in every round."""
+        return self.settings.clients_per_round == self.measured.num_clients
+
+    @property
     def step_errors(self) -> dict[str, StepErrors]:
         """The error of a step at this model, by algorithm; empty if no client was trained."""
         if self.updates is None:
@@ -72,16 +77,7 @@ class Diagnosis:
         Raises:
             ValueError: If no client was trained.
         """
-        if self.updates is None:
-            raise ValueError("No client was trained: there is no error of a step to speak of.")
-
-        def part(spread: UpdateSpread) -> float:
-            return float(getattr(self._errors(spread, algorithm), cause))
-
-        value, uncertainty = part(self.updates.spread), self.updates.uncertainty
-        if cause == "client_drift":  # one squared length, where others are means of many
-            return Estimate.of_square(value, uncertainty.standard_error(part), uncertainty.draws)
-        return uncertainty.of_squares(value, part)
+        return self._trained.step_error(cause, lambda spread: self._errors(spread, algorithm))
 
     def excess(self, cause: str, other: str, algorithm: str = "fedavg") -> Estimate:
         """Estimates by how much one part of the error of a step exceeds another.
@@ -97,14 +93,21 @@ class Diagnosis:
         Raises:
             ValueError: If no client was trained.
         """
-        if self.updates is None:
-            raise ValueError("No client was trained: there is no error of a step to speak of.")
 
         def difference(spread: UpdateSpread) -> float:
             errors = self._errors(spread, algorithm)
             return float(getattr(errors, cause)) - float(getattr(errors, other))
 
-        return self.updates.uncertainty.of_difference(difference(self.updates.spread), difference)
+        updates = self._trained
+        return updates.uncertainty.estimate(
+            Estimate.of_mean, difference(updates.spread), difference
+        )
+
+    @property
+    def _trained(self) -> MeasuredUpdates:
+        if self.updates is None:
+            raise ValueError("No client was trained: there is no error of a step to speak of.")
+        return self.updates
 
     def _errors(self, spread: UpdateSpread, algorithm: str) -> StepErrors:
         M, sizes = self.settings.clients_per_round, self.measured.cluster_sizes

@@ -160,7 +160,7 @@ def _remedies(found: Diagnosis) -> Table:
         notes.append(f"At a price: {'; '.join(prices)}.")
     return Table(
         "What would help: the error of one step that would be left",
-        ("", "error left", "95 %", "change, 95 %", "rows", "sent, a round"),
+        ("", "left", "95 %", "change, 95 %", "rows", "sent, a round"),
         lines,
         notes=notes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.step_errors import StepErrors
@@ -15,6 +16,33 @@ WORDS: Final = {
     "client_drift": "clients that walk apart (client drift)",
 }
 """The causes of an error, as sentences name them."""
+
+_AGAINST: Final = {
+    "stochastic_gradient": "Larger batches, more clients a round, or more and smaller local steps "
+    "average it out; rows add to it.",
+    "partial_participation": "Rows (FedVARP, ClusterFedVARP) remove it, more clients a round "
+    "lessen it.",
+    "client_drift": "A lower client rate or fewer local steps lessen it, rows and more clients do "
+    "not.",
+}
+_AGAINST_WITH_EVERYBODY: Final = {  # there are no more clients, and rows change nothing
+    "stochastic_gradient": "Larger batches, or more and smaller local steps, average it out.",
+    "client_drift": "A lower client rate or fewer local steps lessen it.",
+}
+
+
+def against(cause: str, found: Diagnosis) -> str:
+    """Says what lessens a cause of errors.
+
+    Args:
+        cause: The one.
+        found: The diagnosis: where everybody takes part in a round, less can be done.
+
+    Returns:
+        A sentence.
+    """
+    ways = _AGAINST | _AGAINST_WITH_EVERYBODY if found.everybody_takes_part else _AGAINST
+    return ways[cause]
 
 
 def shares(terms: StepErrors | ErrorTerms) -> dict[str, float]:

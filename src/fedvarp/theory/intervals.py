@@ -9,7 +9,11 @@ from typing import Final
 
 from torch import Tensor
 
+Unseen = tuple[float, float]
+"""Standard errors below and above that no draw shows."""
+
 _LOGARITHM_UP_TO: Final = 2.0  # times the value that t standard errors are
+_UNSEEN: Final = 1.3  # the standard deviation of squares over their mean, for what was not drawn
 
 
 @dataclass(frozen=True)
@@ -38,31 +42,39 @@ class Estimate:
         return cls(value, 0.0, value, value)
 
     @classmethod
-    def of_mean(cls, value: float, standard_error: float, draws: float) -> Estimate:
+    def of_mean(
+        cls, value: float, standard_error: float, draws: float, unseen: Unseen = (0.0, 0.0)
+    ) -> Estimate:
         """Gives a mean its interval, by Student's t.
 
         Args:
             value: The mean.
             standard_error: Its standard error.
             draws: How many draws that error was estimated from.
+            unseen: What clients that were not drawn may take away and add (`unseen_error`).
         """
-        reach = t_quantile(draws - 1) * standard_error
-        return cls(value, standard_error, value - reach, value + reach)
+        down, up = _reaches(standard_error, draws, unseen)
+        return cls(value, standard_error, value - down, value + up)
 
     @classmethod
-    def of_square(cls, value: float, standard_error: float, draws: float) -> Estimate:
+    def of_square(
+        cls, value: float, standard_error: float, draws: float, unseen: Unseen = (0.0, 0.0)
+    ) -> Estimate:
         """Gives the squared length of one vector its interval, which does not go below zero.
 
         Args:
             value: The estimate; without bias, so perhaps below zero itself.
             standard_error: Its standard error.
             draws: How many draws that error was estimated from.
+            unseen: What clients that were not drawn may take away and add (`unseen_error`).
         """
-        found = cls.of_mean(value, standard_error, draws)
+        found = cls.of_mean(value, standard_error, draws, unseen)
         return cls(value, standard_error, max(found.low, min(value, 0.0)), max(found.high, 0.0))
 
     @classmethod
-    def of_squares(cls, value: float, standard_error: float, draws: float) -> Estimate:
+    def of_squares(
+        cls, value: float, standard_error: float, draws: float, unseen: Unseen = (0.0, 0.0)
+    ) -> Estimate:
         """Gives a mean of squares its interval, by Student's t on the logarithm.
 
         A mean of a few squares errs upwards by more than downwards, and so does its error: where
@@ -78,16 +90,15 @@ class Estimate:
             value: The estimate; without bias, so perhaps below zero where there is next to none.
             standard_error: Its standard error.
             draws: How many draws that error was estimated from.
+            unseen: What clients that were not drawn may take away and add (`unseen_error`).
         """
         if value <= 0:
-            return cls.of_square(value, standard_error, draws)
-        reach = t_quantile(draws - 1) * standard_error
-        if reach <= _LOGARITHM_UP_TO * value:
-            factor = math.exp(reach / value)
-            return cls(value, standard_error, value / factor, value * factor)
-        factor, beyond = math.exp(_LOGARITHM_UP_TO), reach - _LOGARITHM_UP_TO * value
-        low = max(value - beyond, 0.0) / factor  # along the tangent
-        return cls(value, standard_error, low, value * factor + beyond)
+            return cls.of_square(value, standard_error, draws, unseen)
+        down, up = _reaches(standard_error, draws, unseen)
+        most = _LOGARITHM_UP_TO * value
+        low = max(value - max(down - most, 0.0), 0.0) / math.exp(min(down, most) / value)
+        high = value * math.exp(min(up, most) / value) + max(up - most, 0.0)  # along the tangent
+        return cls(value, standard_error, low, high)
 
     def at_least_zero(self) -> Estimate:
         """Cuts off what lies below zero, for a number that cannot, though its estimate may."""
@@ -97,6 +108,34 @@ class Estimate:
     def as_json(self) -> dict[str, float]:
         """Returns the numbers by name, for files and programs."""
         return dataclasses.asdict(self)
+
+
+def _reaches(standard_error: float, draws: float, unseen: Unseen) -> tuple[float, float]:
+    """How far an interval reaches down and up; what may be unseen is no estimate, and has no t."""
+    reach, normal = t_quantile(draws - 1) * standard_error, t_quantile(math.inf)
+    below, above = unseen
+    return math.hypot(reach, normal * below), math.hypot(reach, normal * above)
+
+
+def unseen_error(value: float, n: int, N: int) -> float:
+    """Says by how much a mean of squares over clients may err beyond what those drawn show.
+
+    The few clients that make up much of a mean are missing in many samples, and nothing in such a
+    sample tells of them. So the squares are taken to vary by 1.3 times their mean, as they do where
+    two clients of forty make up a third, whatever those drawn show. This error only ever adds.
+
+    >>> round(unseen_error(2.0, n=12, N=40), 3), unseen_error(2.0, n=40, N=40)
+    (0.628, 0.0)
+
+    Args:
+        value: The mean over those drawn.
+        n: How many were drawn.
+        N: Clients in all.
+
+    Returns:
+        A standard error, 0 with all clients.
+    """
+    return _UNSEEN * max(value, 0.0) * math.sqrt((1 - n / N) / n)
 
 
 def t_quantile(degrees: float) -> float:

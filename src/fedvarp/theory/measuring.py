@@ -35,7 +35,7 @@ from fedvarp.theory.estimators import (
     mean_estimate,
     squared_norm,
 )
-from fedvarp.theory.intervals import Estimate, effective_draws
+from fedvarp.theory.intervals import Estimate, effective_draws, unseen_error
 from fedvarp.theory.measurements import Measurements
 from fedvarp.theory.smoothness import smoothness
 from fedvarp.theory.step_weights import StepWeights
@@ -117,18 +117,14 @@ def measure(
     n, spread = len(clients), seen.spread.sum_of_squares
     sketched, other_sketched = seen.sketches
     draws = effective_draws((sketched - sketched.mean(0)).square().sum(1))
-    sigma_g2 = Estimate.of_squares(
-        heterogeneity(
-            torch.tensor([spread], dtype=torch.float64), torch.tensor([n]), torch.tensor([N])
-        ),
-        error_of_heterogeneity(sketched, one_cluster[clients], torch.tensor([N])),
-        draws,
-    )
-    sigma_K2 = Estimate.of_squares(
-        seen.within.heterogeneity,
-        error_of_heterogeneity(sketched, clusters[clients], torch.bincount(clusters)),
-        draws,
-    )
+
+    def estimated(sigma2: float, clusters: Tensor) -> Estimate:
+        error = error_of_heterogeneity(sketched, clusters[clients], torch.bincount(clusters))
+        return Estimate.of_squares(sigma2, error, draws, (0.0, unseen_error(sigma2, n, N)))
+
+    one = torch.tensor([spread], dtype=torch.float64), torch.tensor([n]), torch.tensor([N])
+    sigma_g2 = estimated(heterogeneity(*one), one_cluster)
+    sigma_K2 = estimated(seen.within.heterogeneity, clusters)
     curvatures = smoothness(gradients, clients.tolist(), weights.factor, track=track)
     farthest = _largest_distance(gradients, clients, sketched, seen, weights)
     flat.bind(w.clone())

@@ -17,11 +17,13 @@ from fedvarp.clients.running_spread import RunningSpread
 from fedvarp.clients.schedules import Constant
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.theory.estimators import SpreadWithinClusters, heterogeneity, squared_norm
+from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.pooled_walk import number_of_walks, pooled_walks
-from fedvarp.theory.step_errors import RowSpread, UpdateSpread
+from fedvarp.theory.step_errors import CAUSES, RowSpread, StepErrors, UpdateSpread
 from fedvarp.theory.step_weights import StepWeights
 from fedvarp.theory.update_sketches import Uncertainty, UpdateSketches
 
+Errors = Callable[[UpdateSpread], StepErrors]
 _TWICE: Final = (1, 2)  # keys of two trainings with other batches
 
 
@@ -61,6 +63,33 @@ class MeasuredUpdates:
     def uncertainty(self) -> Uncertainty:
         """How far off figures of the spread may be."""
         return Uncertainty(self.sketches)
+
+    def step_error(self, cause: str, errors: Errors) -> Estimate:
+        """Estimates a part of the error of a step, or all of it.
+
+        Of a sum, standard errors are at most the sum of those of its parts, but the logarithm that
+        intervals of squares are made on stretches them where the parts are few or of either sign.
+        What lies beyond the ends of all parts together is cut off.
+
+        Args:
+            cause: "stochastic_gradient", "partial_participation", "client_drift" or "total".
+            errors: Computes the error from any spread.
+
+        Returns:
+            The part of the error.
+        """
+
+        def part(spread: UpdateSpread) -> float:
+            return float(getattr(errors(spread), cause))
+
+        # Drift is one squared length, the others are means of many.
+        kind = Estimate.of_square if cause == "client_drift" else Estimate.of_squares
+        found = self.uncertainty.estimate(kind, part(self.spread), part)
+        if cause != "total":
+            return found
+        parts = [self.step_error(one, errors) for one in CAUSES]
+        low, high = sum(one.low for one in parts), sum(one.high for one in parts)
+        return dataclasses.replace(found, low=max(found.low, low), high=min(found.high, high))
 
 
 def measure_updates(

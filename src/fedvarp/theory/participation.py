@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -143,7 +144,8 @@ class SharedRows:
     noise: float
 
     @classmethod
-    def of_clusters(cls, sizes: Sequence[int], clients_per_round: int) -> SharedRows:
+    @functools.lru_cache(maxsize=64)  # intervals ask for the same clusters hundreds of times
+    def of_clusters(cls, sizes: tuple[int, ...], clients_per_round: int) -> SharedRows:
         """Computes it for clusters of these sizes.
 
         Args:

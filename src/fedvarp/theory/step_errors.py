@@ -17,10 +17,16 @@ place of h_i, with all that age, noise and sharing have done to the rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fedvarp.theory.participation import SharedRows, sampling_variance
+
+_sampling_variance = functools.lru_cache(maxsize=64)(sampling_variance)  # asked for very often
+CAUSES: Final = ("stochastic_gradient", "partial_participation", "client_drift")
+"""The parts of an error."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class UpdateSpread:
         Returns:
             The errors by cause.
         """
-        rows = SharedRows.of_clusters(cluster_sizes, clients_per_round)
+        rows = SharedRows.of_clusters(tuple(cluster_sizes), clients_per_round)
         return self._with_rows(
             "cluster_fedvarp",
             sum(cluster_sizes),
@@ -225,7 +231,7 @@ class UpdateSpread:
         self, algorithm: str, N: int, M: int, spread_left: float, noise_of_rows: float
     ) -> StepErrors:
         """Errors where so much of the spread is left, and so much noise is added to it."""
-        drawn = sampling_variance(N, M)
+        drawn = _sampling_variance(N, M)
         return StepErrors(
             algorithm, self.noise / M + drawn * noise_of_rows, drawn * spread_left, self.drift
         )

@@ -13,6 +13,10 @@ differs makes its standard error:
   jackknife has the rest. Of a single client there is one ‖a − b‖², which may all lie in one
   direction: its variance is taken to be that of the square of a Gaussian, 2 ν².
 - *Walks*: the jackknife.
+
+Clients that were not drawn may lie farther apart, or have more noise, than any that were: so every
+figure is computed once more with larger spreads, and once with more noise (`unseen_error`), and its
+interval reaches farther on the side to which it moves.
 """
 
 from __future__ import annotations
@@ -27,9 +31,11 @@ import torch
 from torch import Tensor
 
 from fedvarp.theory.estimators import heterogeneity
-from fedvarp.theory.intervals import Estimate, effective_draws
+from fedvarp.theory.intervals import Estimate, Unseen, effective_draws, unseen_error
 from fedvarp.theory.step_errors import RowSpread, UpdateSpread
 
+Figure = Callable[[UpdateSpread], float]
+Kind = Callable[[float, float, float, Unseen], Estimate]
 _GROUPS: Final = 100  # of clients that are left out together, at most
 
 
@@ -170,8 +176,10 @@ class Uncertainty:
         updates = (sketches.one + sketches.other) / 2
         self.draws = effective_draws((updates - updates.mean(0)).square().sum(1))
         self._changes = list(_changes(sketches, self.spread))
+        unseen = unseen_error(1.0, len(sketches.clients), sketches.num_clients)
+        self._grown = _grown(self.spread, unseen)
 
-    def standard_error(self, figure: Callable[[UpdateSpread], float]) -> float:
+    def standard_error(self, figure: Figure) -> float:
         """Estimates the standard error of a figure.
 
         Args:
@@ -180,43 +188,22 @@ class Uncertainty:
         Returns:
             The standard error; 0 if nothing was drawn at random.
         """
-        return math.sqrt(
-            sum(
-                weight * (figure(here) - figure(there)) ** 2
-                for weight, here, there in self._changes
-            )
-        )
+        return math.hypot(*self._deviations(figure))
 
-    def of_squares(self, value: float, figure: Callable[[UpdateSpread], float]) -> Estimate:
-        """Gives a figure that is made of squares its interval.
+    def estimate(self, kind: Kind, value: float, figure: Figure) -> Estimate:
+        """Gives a figure its interval.
 
         Args:
+            kind: What sort of figure it is: `Estimate.of_squares`, or another of its kind.
             value: The figure, as computed from whole vectors.
             figure: Computes it from any spread.
 
         Returns:
             The estimate.
         """
-        return Estimate.of_squares(value, self.standard_error(figure), self.draws)
+        return kind(value, self.standard_error(figure), self.draws, self.unseen(figure))
 
-    def of_difference(self, value: float, figure: Callable[[UpdateSpread], float]) -> Estimate:
-        """Gives a figure that may be of either sign its interval.
-
-        Args:
-            value: The figure, as computed from whole vectors.
-            figure: Computes it from any spread.
-
-        Returns:
-            The estimate.
-        """
-        return Estimate.of_mean(value, self.standard_error(figure), self.draws)
-
-    def change_since(
-        self,
-        before: Uncertainty,
-        figure: Callable[[UpdateSpread], float],
-        figure_before: Callable[[UpdateSpread], float],
-    ) -> Estimate:
+    def change_since(self, before: Uncertainty, figure: Figure, figure_before: Figure) -> Estimate:
         """Estimates how much a figure has changed, where the same clients were trained anew.
 
         What is left out or changed is left out or changed in both, so that what the clients have in
@@ -230,14 +217,56 @@ class Uncertainty:
         Returns:
             The change.
         """
-        pairs = zip(self._changes, before._changes, strict=True)
-        variance = 0.0
-        for (weight, here, there), (_, was_here, was_there) in pairs:
-            change = figure(here) - figure(there)
-            change_before = figure_before(was_here) - figure_before(was_there)
-            variance += weight * (change - change_before) ** 2
+
+        def less(now: list[float], was: list[float]) -> list[float]:
+            return [one - other for one, other in zip(now, was, strict=True)]
+
         value = figure(self.spread) - figure_before(before.spread)
-        return Estimate.of_mean(value, math.sqrt(variance), self.draws)
+        deviations = less(self._deviations(figure), before._deviations(figure_before))
+        growths = less(self._growths(figure), before._growths(figure_before))
+        return Estimate.of_mean(value, math.hypot(*deviations), self.draws, _apart(growths))
+
+    def unseen(self, figure: Figure) -> Unseen:
+        """Says how much clients that were not drawn may take away from a figure, and add to it.
+
+        Args:
+            figure: Computes it from any spread.
+
+        Returns:
+            Standard errors, as of `unseen_error`.
+        """
+        return _apart(self._growths(figure))
+
+    def _deviations(self, figure: Figure) -> list[float]:
+        """How a figure differs with each change; their squares add up to its variance."""
+        return [
+            math.sqrt(weight) * (figure(here) - figure(there))
+            for weight, here, there in self._changes
+        ]
+
+    def _growths(self, figure: Figure) -> list[float]:
+        """How a figure differs if clients that were not drawn are apart, or noisy, beyond those."""
+        return [figure(grown) - figure(self.spread) for grown in self._grown]
+
+
+def _apart(growths: Sequence[float]) -> Unseen:
+    """What they take away, and what they add: added up, as a client may be far out and noisy."""
+    below, above = (sum(max(sign * growth, 0.0) for growth in growths) for sign in (-1, 1))
+    return below, above
+
+
+def _grown(spread: UpdateSpread, share: float) -> tuple[UpdateSpread, UpdateSpread]:
+    """The spread with clients that are farther apart by this share, and with more noise."""
+    more, within, rows = 1 + share, spread.within_clusters, spread.from_rows
+    apart = dataclasses.replace(
+        spread,
+        between_clients=more * spread.between_clients,
+        within_clusters=None if within is None else more * within,
+        within_found={K: more * value for K, value in spread.within_found.items()},
+        from_rows=rows
+        and RowSpread(more * rows.around_rows, more * rows.rows, more * rows.product),
+    )
+    return apart, dataclasses.replace(spread, noise=more * spread.noise)
 
 
 def _changes(
