@@ -30,12 +30,12 @@ from fedvarp.experiments.settings import (
     DATASETS,
     LOSSES,
     MODELS,
-    ServerStep,
     Settings,
 )
 from fedvarp.models import initialised
 from fedvarp.processes import keep_freed_memory
-from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
+from fedvarp.server.names import make_server_optimizer
+from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_too_many_threads
@@ -151,7 +151,7 @@ def _built(settings: Settings, data_dir: DataFolder) -> Experiment:
         model=model,
         loss=own_loss if settings.loss is None else LOSSES.find(settings.loss),
         sampler=_sampler(settings, dataset),
-        server_optimizer=_server_optimizer(settings.server),
+        server_optimizer=make_server_optimizer(settings.server),
         data_folder=_data_folder(settings, data_dir),
     )
 
@@ -197,12 +197,6 @@ def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
         availability=online,
         dropout=dropout,
     )
-
-
-def _server_optimizer(server: ServerStep) -> ServerOptimizer:
-    if server.momentum:
-        return ServerMomentum(server.lr, server.momentum)
-    return ServerSGD(server.lr)
 
 
 def _sizes(dataset: FederatedDataset) -> Tensor:  # (N,) float64

@@ -1,10 +1,10 @@
 """The settings of a run: everything that a config file may say, with its defaults. No torch.
 
 Sections that Python has too are the same classes: [local_sgd] is `fedvarp.LocalSGD`, [table],
-[trainer], [evaluation] and [recording] likewise. [data], [model] and [sampling.availability] name a
-function or class, by a name of a registry below or by an import path of one's own; what else they
-may say are its parameters. The text below a setting is what the settings reference and error
-messages say about it. `files` reads them.
+[trainer], [evaluation] and [recording] likewise. [data], [model], [server] and
+[sampling.availability] name a function or class, by a name of a registry or by an import path of
+one's own; what else they may say are its parameters. The text below a setting is what the settings
+reference and error messages say about it. `files` reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
+from fedvarp.server.names import SERVER_OPTIMIZERS
+from fedvarp.settings.bounds import Count, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 from fedvarp.simulation.settings import Evaluation, Recording
@@ -70,17 +71,17 @@ MODELS_FOR: Final[dict[str, tuple[str, ...]]] = {
 }
 """Our models that read our data sets; the first is taken unless another is named."""
 
-CHOICES: Final = ("data", "model", "local_sgd.schedule", "sampling.availability")
+CHOICES: Final = ("data", "model", "local_sgd.schedule", "server", "sampling.availability")
 """The sections whose name decides what else they may say."""
 
 
-class ServerStep(Section):
+class ServerStep(Choice):
     """How the server walks in the direction v."""
 
-    lr: Positive = 1.0
-    """The server learning rate η_s (paper: 1.0)."""
-    momentum: Momentum = 0.0
-    """Heavy-ball momentum on the server."""
+    name: Annotated[str, AfterValidator(SERVER_OPTIMIZERS.check)] = "sgd"
+    """sgd (with or without momentum), adam, yogi, adagrad, exp, or the import path of your own."""
+    lr: Positive | None = None
+    """The server learning rate η_s; unless given that of the optimiser, for sgd the paper's 1."""
 
 
 class Sampling(Section):
@@ -185,6 +186,7 @@ class Settings(Section):
             update={
                 "data": DATASETS.complete(self.data, "data"),
                 "model": MODELS.complete(self.model, "model"),
+                "server": SERVER_OPTIMIZERS.complete(self.server, "server"),
                 "sampling": sampling,
             }
         )

@@ -20,7 +20,6 @@ from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.rows import ClientRows, Clusters
 from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
-from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
 from fedvarp.tables.clustered import ClusteredTable
 
@@ -119,8 +118,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         aggregator = _aggregator(settings, layout.dim, checkpoint, clients, clusters)
         for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
-        optimizer = settings.server_optimizer or ServerSGD(lr=settings.server_lr)
-        server = Server(layout.vector(initial), aggregator, optimizer)
+        server = Server(layout.vector(initial), aggregator, settings.make_server_optimizer())
         units = UpdateUnits(settings.client_lr, settings.normalise_steps)
         buffers = layout.read_buffers(initial)
         if checkpoint is not None and checkpoint.restore(server):

@@ -11,9 +11,11 @@ from pydantic import Field
 from fedvarp.flower.cohort import WhenOffline
 from fedvarp.flower.reporting import MetricsAggregator
 from fedvarp.flower.rows import ClusterSource
+from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
 from fedvarp.settings.checked import check_fields
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
 
 Weighting = Literal["uniform", "examples"]
@@ -31,9 +33,10 @@ class StrategySettings:
         fraction_evaluate: Share of the nodes online that evaluate the model after a round; 0: no
             evaluation on clients.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
-        server_lr: η_s, the server's learning rate; the paper's is 1.0.
-        server_optimizer: Takes the place of ``ServerSGD(server_lr)``, such as
-            `fedvarp.ServerMomentum`.
+        server_lr: η_s, the server's learning rate; None: the optimiser's own default, for "sgd"
+            the paper's 1.0.
+        server_optimizer: "sgd", "adam", "yogi", "adagrad", "exp", the import path of one of your
+            own, or an optimiser with settings of its own, such as `fedvarp.ServerMomentum`.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
             same in all rounds (but in SCAFFOLD, whose variates are gradients), and must stay the
             same while a run lasts: clients whose rate changes report it.
@@ -70,8 +73,8 @@ class StrategySettings:
     fraction_train: Decay = 1.0
     fraction_evaluate: Share = 1.0
     seed: Seed = 0
-    server_lr: Positive = 1.0
-    server_optimizer: ServerOptimizer | None = None
+    server_lr: Positive | None = None
+    server_optimizer: str | ServerOptimizer | None = None
     client_lr: Positive = 1.0
     normalise_steps: bool = False
     checkpoint: str | os.PathLike[str] | None = None
@@ -97,11 +100,15 @@ class StrategySettings:
                 f"{type(self).__name__}: where='disk' needs a folder for the rows; give "
                 f"checkpoint='some/folder'."
             )
-        if self.server_optimizer is not None and self.server_lr != 1.0:
+        if isinstance(self.server_optimizer, ServerOptimizer) and self.server_lr is not None:
             raise ValueError(
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
             )
+        try:
+            self.make_server_optimizer()
+        except SettingsError as error:
+            raise SettingsError(f"{type(self).__name__}: {error}") from None
         if self.clients_per_round is not None and self.min_replies > self.clients_per_round:
             raise ValueError(
                 f"{type(self).__name__}: min_replies={self.min_replies} can never be reached with "
@@ -128,6 +135,12 @@ class StrategySettings:
             "client_lr": self.client_lr,
             "normalise_steps": self.normalise_steps,
         }
+
+    def make_server_optimizer(self) -> ServerOptimizer:
+        """The server's optimiser, by `server_optimizer` and `server_lr`."""
+        given = self.server_optimizer or "sgd"
+        rate = {} if self.server_lr is None else {"lr": self.server_lr}
+        return make_server_optimizer(given, **rate)
 
     def cohort_size(self, num_clients: int) -> int:
         """How many clients train in a round.

@@ -160,6 +160,7 @@ class Server:
                 refuse_direction(v, self.w, self.aggregator, "without_replies")
         if v is not None:
             dim = len(self.w)
+            self.optimizer.observe(usable)
             self.optimizer.step(self.w, v, usable.scale)  # line 9
             refuse_step(self.w, dim, self.optimizer)
             self.round += 1
