@@ -138,8 +138,12 @@ def test_one_of_ones_own_is_found_by_its_name(registered: None, tmp_path: Path) 
 
 def test_a_run_from_before_optimisers_had_names_is_resumed_and_compared(tmp_path: Path) -> None:
     """Its config.toml says lr and momentum, and no name."""
-    build(load_settings("digits", ["rounds=2", "server.lr=0.5"])).run(tmp_path / "old")
-    whole = build(load_settings("digits", ["rounds=4", "server.lr=0.5"])).run(tmp_path / "new")
+    build(load_settings("digits", ["rounds=2", "server.lr=0.5", "trainer=sequential"])).run(
+        tmp_path / "old"
+    )
+    whole = build(load_settings("digits", ["rounds=4", "server.lr=0.5", "trainer=sequential"])).run(
+        tmp_path / "new"
+    )
     config = tmp_path / "old" / "config.toml"
     assert 'name = "sgd"\nlr = 0.5\nmomentum = 0.0\n' in config.read_text()
     config.write_text(config.read_text().replace('name = "sgd"\n', ""))
