@@ -193,7 +193,9 @@ def assumptions(found: Diagnosis) -> list[str]:
         "clipping": local.clip_norm is not None,
         "dropouts": sampling.dropout > 0,
         "clients that are not always available": sampling.availability.name != "always",
-        "clients drawn by their sizes": sampling.scheme != "uniform",
+        f"clients that are drawn otherwise than uniformly ({sampling.scheme})": (
+            sampling.scheme != "uniform"
+        ),
     }
     beyond = [name for name, there in present.items() if there]
     if _unequal(found) and not local.normalise_steps:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.server.names import SERVER_OPTIMIZERS
-from fedvarp.settings.bounds import Count, Positive, Seed
+from fedvarp.settings.bounds import Count, Decay, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 from fedvarp.simulation.settings import Evaluation, Recording
@@ -87,8 +87,13 @@ class ServerStep(Choice):
 class Sampling(Section):
     """Who takes part in a round, and what each client counts for."""
 
-    scheme: Literal["uniform", "examples"] = "uniform"
-    """Every cohort equally likely, or clients in proportion to their number of examples."""
+    scheme: Literal["uniform", "examples", "stratified", "round_robin", "importance"] = "uniform"
+    """uniform: every cohort is equally likely; examples: clients in proportion to their number of
+    examples; stratified: from each cluster of table.clusters its share; round_robin: in turn;
+    importance: more often the further a client's update was from its row."""
+    floor: Decay | None = None
+    """Of importance: the share of a client's probability that it has in any case; 0.2 unless
+    given."""
     objective: Literal["equal", "examples"] = "equal"
     """What each client counts for in the objective: the same, or its number of examples."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -97,6 +102,12 @@ class Sampling(Section):
         name="always"
     )
     """Who is online: always (everybody), bernoulli, markov, cyclic, trace, or your own."""
+
+    @model_validator(mode="after")
+    def _floor_of_importance(self) -> Self:
+        if self.floor is not None and self.scheme != "importance":
+            raise ValueError(f'floor goes with scheme = "importance", not "{self.scheme}"')
+        return self
 
 
 class Settings(Section):

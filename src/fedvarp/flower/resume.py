@@ -30,6 +30,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 _WHY_UNCHANGING: Final = {
     "seed": "its cohorts would be others",
+    "sampling": "its cohorts would be drawn otherwise",
     "identity": "nobody would find their row again",
     "weighting": "it would be trained for another objective",
     "client_lr": "old and new rows would be in different units (clients whose rate changes report "
@@ -190,7 +191,7 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: Strate
             f"The run in {folder} has a model with other arrays. Start with the model it was begun "
             f"with, or choose another folder; nothing was changed."
         )
-    begun_with = notes["settings"]
+    begun_with = {"sampling": "uniform", **notes["settings"]}  # which was the only one once
     if unknown := settings.unchanging.keys() - begun_with.keys():
         raise CheckpointError(
             f"The run in {folder} was begun by a version of fedvarp without the setting "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedvarp.flower.cohort import WhenOffline
+from fedvarp.flower.cohort import Candidate, Sampling, WhenOffline
+from fedvarp.flower.replies import RefusedReplyError
 from fedvarp.flower.reporting import MetricsAggregator
-from fedvarp.flower.rows import ClusterSource
+from fedvarp.flower.rows import Clusters, ClusterSource
 from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
@@ -19,6 +22,7 @@ from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
 
 Weighting = Literal["uniform", "examples"]
+Strata = Mapping[str | int, str | int] | Callable[[str], str | int]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -33,6 +37,11 @@ class StrategySettings:
         fraction_evaluate: Share of the nodes online that evaluate the model after a round; 0: no
             evaluation on clients.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
+        sampling: How cohorts are drawn: "uniform"ly; "stratified", from each cluster its share; or
+            "round_robin", clients in turn.
+        strata: With sampling="stratified" the cluster of each client: {name: cluster}, or a
+            function from a client's name to it. None: the clusters of `ClusterFedVARP`. Clients
+            whose cluster is not known make one of their own.
         server_lr: η_s, the server's learning rate; None: the optimiser's own default, for "sgd"
             the paper's 1.0.
         server_optimizer: "sgd", "adam", "yogi", "adagrad", "exp", the import path of one of your
@@ -73,6 +82,8 @@ class StrategySettings:
     fraction_train: Decay = 1.0
     fraction_evaluate: Share = 1.0
     seed: Seed = 0
+    sampling: Sampling = "uniform"
+    strata: Strata | None = None
     server_lr: Positive | None = None
     server_optimizer: str | ServerOptimizer | None = None
     client_lr: Positive = 1.0
@@ -93,7 +104,21 @@ class StrategySettings:
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
 
     def __post_init__(self) -> None:
+        if str(self.sampling) == "importance":
+            raise ValueError(
+                f'{type(self).__name__}: sampling="importance" is for simulations alone: its '
+                f"weights need to know how likely each client is to answer, which nobody does in "
+                f'a federation. "stratified" also lessens the noise of who takes part.'
+            )
         check_fields(self)
+        clustered = self.strata is not None or self.cluster_source is not None
+        if self.sampling == "stratified" and not clustered:
+            raise ValueError(
+                f'{type(self).__name__}: sampling="stratified" needs the cluster of each client: '
+                f"give strata={{name: cluster}}, or a function of the name."
+            )
+        if self.strata is not None and self.sampling != "stratified":
+            raise ValueError(f'{type(self).__name__}: strata go with sampling="stratified".')
         codec_named(self.codec)
         if self.where == "disk" and self.checkpoint is None:
             raise ValueError(
@@ -134,7 +159,26 @@ class StrategySettings:
             "weighting": self.weighted_by,
             "client_lr": self.client_lr,
             "normalise_steps": self.normalise_steps,
+            "sampling": self.sampling,
         }
+
+    def placed(self, among: Sequence[Candidate]) -> list[Candidate]:
+        """Says of candidates to which of the strata they belong, if strata are given.
+
+        Args:
+            among: Those among whom a cohort is drawn.
+
+        Returns:
+            The same, in the same order.
+        """
+        if self.strata is None:
+            return list(among)
+        strata, placed = Clusters(self.strata), []
+        for candidate in among:
+            with contextlib.suppress(RefusedReplyError):  # whoever nobody knows the cluster of
+                candidate = replace(candidate, cluster=strata.label_of(candidate.name, None))
+            placed.append(candidate)
+        return placed
 
     def make_server_optimizer(self) -> ServerOptimizer:
         """The server's optimiser, by `server_optimizer` and `server_lr`."""
