@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import registry
 from every_cohort import every_cohort
-from fedvarp import RoundUpdates, stream
+from fedvarp import Checkpoint, LocalSGD, Recording, RoundUpdates, simulate, stream
 from fedvarp.algorithms import ALGORITHMS
 from fedvarp.clients import (
     ClientSampler,
@@ -21,6 +21,7 @@ from fedvarp.clients import (
     StratifiedSampler,
     WeightedSampler,
 )
+from fedvarp.data import from_function
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
@@ -76,6 +77,31 @@ def test_weights_make_up_for_dropouts(scheme: str) -> None:
         assert cohort.weights is not None
         total[cohort.clients] += float(probability) * cohort.weights * answering[cohort.clients]
     torch.testing.assert_close(total, OBJECTIVE / OBJECTIVE.sum(), rtol=1e-6, atol=0)
+
+
+def test_what_is_learned_is_the_runs_own_and_of_good_replies_alone(tmp_path: Path) -> None:
+    """Client 0 diverges, so that its reply is refused; everybody is asked."""
+
+    def load(i: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4, 2), 1e20 if i == 0 else float(i)), torch.ones(4, 1)
+
+    dataset = from_function(load, num_clients=3)
+    sampler = ImportanceSampler(3, 3, seed=0)
+    for name in ("one", "other"):
+        simulate(
+            dataset,
+            nn.Linear(2, 1, bias=False),
+            nn.functional.mse_loss,
+            local_sgd=LocalSGD(lr=0.01, batch_size=4, epochs=1),
+            rounds=1,
+            clients_per_round=sampler,
+            recording=Recording(out=str(tmp_path / name), progress=False),
+        )
+        with Checkpoint(tmp_path / name / "checkpoint") as checkpoint:
+            residuals = checkpoint.sampler()["residuals"]
+        assert residuals.isnan().tolist() == [True, False, False]
+        assert bool((residuals[1:] > 0).all())
+        assert bool(sampler.state_dict()["residuals"].isnan().all()), "the run had a copy"
 
 
 @pytest.mark.parametrize("scheme", SAMPLERS)

@@ -48,7 +48,7 @@ def simulate(
     ] = "fedvarp",
     seed: Seed = 0,
     server_optimizer: Annotated[
-        str | ServerOptimizer | None, Field(examples=['"adam", or ServerAdam(lr=0.01)'])
+        str | ServerOptimizer | None, Field(examples=['"adam", or ServerSGD(lr=1.0)'])
     ] = None,
     table: Annotated[Table | None, Field(examples=['Table(where="disk")'])] = None,
     trainer: Annotated[
