@@ -364,7 +364,7 @@ CLIENTS: dict[str, tuple[Call, str]] = {
     ),
     "StratifiedSampler halves": (
         lambda a: StratifiedSampler([0.5, 1.0], 1, 0),
-        "clusters.*whole number for each",
+        "clusters.*0.5 for client 0.*whole numbers",
     ),
     "StratifiedSampler M > N": (lambda a: StratifiedSampler([0, 1], 3, 0), "3 of 2 clients"),
     "RoundRobinSampler M=0": (

@@ -88,8 +88,8 @@ def test_cohorts_stay_the_same_for_ever() -> None:
     ("clusters", "more", "sentence"),
     [
         ([0, 1], {}, "Cannot choose 3 of 2 clients"),
-        ([0.5, 1.0, 2.0], {}, "a whole number for each client"),
-        ([[0, 1, 2]], {}, "a whole number for each client"),
+        ([0.5, 1.0, 2.0], {}, "clusters holds 0.5 for client 0"),
+        ([[0, 1, 2]], {}, "one whole number for each client"),
         ([0, 1, 1], {"dropout": 1.5}, "dropout must lie between 0 and 1"),
         ([0, 1, 1], {"objective": [1.0, 2.0]}, "objective has shape"),
         ([0, 1, 1], {"objective": [1.0, -2.0, 1.0]}, "not negative"),

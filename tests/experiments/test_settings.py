@@ -308,7 +308,9 @@ def test_samplers_that_know_of_clusters_turns_and_rows() -> None:
     stratified = built("sampling.scheme=stratified", "sampling.dropout=0.25").sampler
     assert isinstance(stratified, StratifiedSampler)
     assert (stratified.clients_per_round, stratified.dropout) == (2, 0.25)
-    assert torch.equal(torch.as_tensor(stratified.clusters), built().dataset.cluster_of)
+    own = built().dataset.cluster_of
+    assert own is not None
+    assert torch.equal(torch.as_tensor(stratified.clusters), own)
     by_labels = built("sampling.scheme=stratified", "table.clusters=labels").sampler
     assert isinstance(by_labels, StratifiedSampler)
 
@@ -323,12 +325,11 @@ def test_samplers_that_know_of_clusters_turns_and_rows() -> None:
         assert important.floor == floor
 
 
-def test_strata_are_known_before_the_first_round(tmp_path: Path) -> None:
+def test_strata_are_known_before_the_first_round() -> None:
     with pytest.raises(SettingsError, match='"auto:5" are found later'):
         built("sampling.scheme=stratified", "table.clusters=auto:5")
-    settings = load_settings(written(tmp_path, MINIMAL), ["sampling.scheme=stratified"])
     with pytest.raises(SettingsError, match=r'no clusters of its own.*"labels"'):
-        build(settings)
+        built("sampling.scheme=stratified", "data=logistic")
 
 
 def test_availabilities(tmp_path: Path) -> None:

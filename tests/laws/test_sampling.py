@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 import registry
 from every_cohort import every_cohort
-from fedvarp import Checkpoint, LocalSGD, Recording, RoundUpdates, simulate, stream
+from fedvarp import (
+    Checkpoint,
+    DivergenceWarning,
+    LocalSGD,
+    Recording,
+    RoundUpdates,
+    simulate,
+    stream,
+)
 from fedvarp.algorithms import ALGORITHMS
 from fedvarp.clients import (
     ClientSampler,
@@ -88,15 +96,16 @@ def test_what_is_learned_is_the_runs_own_and_of_good_replies_alone(tmp_path: Pat
     dataset = from_function(load, num_clients=3)
     sampler = ImportanceSampler(3, 3, seed=0)
     for name in ("one", "other"):
-        simulate(
-            dataset,
-            nn.Linear(2, 1, bias=False),
-            nn.functional.mse_loss,
-            local_sgd=LocalSGD(lr=0.01, batch_size=4, epochs=1),
-            rounds=1,
-            clients_per_round=sampler,
-            recording=Recording(out=str(tmp_path / name), progress=False),
-        )
+        with pytest.warns(DivergenceWarning, match="1 of 3 replies were refused"):
+            simulate(
+                dataset,
+                nn.Linear(2, 1, bias=False),
+                nn.functional.mse_loss,
+                local_sgd=LocalSGD(lr=0.01, batch_size=4, epochs=1),
+                rounds=1,
+                clients_per_round=sampler,
+                recording=Recording(out=str(tmp_path / name), progress=False),
+            )
         with Checkpoint(tmp_path / name / "checkpoint") as checkpoint:
             residuals = checkpoint.sampler()["residuals"]
         assert residuals.isnan().tolist() == [True, False, False]

@@ -66,12 +66,7 @@ class StratifiedSampler:
         return len(self.clusters)
 
     def __post_init__(self) -> None:
-        clusters = tensors.as_tensor("clusters", self.clusters)
-        if clusters.ndim != 1 or clusters.is_floating_point() or clusters.dtype == torch.bool:
-            raise ValueError(
-                f"clusters must be a whole number for each client, got {clusters.dtype} of shape "
-                f"{tuple(clusters.shape)}."
-            )
+        clusters = tensors.whole_numbers("clusters", self.clusters)
         check_cohorts(self.clients_per_round, len(clusters), self.objective, self.dropout)
 
     def cohort(self, round: int) -> Cohort:
@@ -81,7 +76,8 @@ class StratifiedSampler:
         n, m = len(pool), min(self.clients_per_round, len(pool))
         generator = stream(self.seed, "cohort", round)
         order = torch.randperm(n, generator=generator)
-        order = order[_together(torch.as_tensor(self.clusters)[pool[order]])]
+        clusters = tensors.whole_numbers("clusters", self.clusters)
+        order = order[_together(clusters[pool[order]])]
         # Each client has length m on a line of n steps of length n: π_i = m / n, free of rounding.
         start = int(uniform_integers(max(1, n), 1, generator))
         chosen = systematic(torch.full((n,), m), n, start, m)
