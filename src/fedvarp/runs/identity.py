@@ -164,7 +164,7 @@ def with_later_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         The same, with what the run had no choice about.
     """
     server = settings.get("server")
-    if not isinstance(server, Mapping):
+    if not isinstance(server, Mapping) or "momentum" not in server:  # which was always written
         return dict(settings)
     return {**settings, "server": {"name": "sgd", **server}}
 
