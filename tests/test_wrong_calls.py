@@ -375,9 +375,9 @@ CLIENTS: dict[str, tuple[Call, str]] = {
         lambda a: RoundRobinSampler(4, 2, 0, objective=[1, 2]),
         "objective.*one for each",
     ),
-    "ImportanceSampler floor": (
-        lambda a: ImportanceSampler(4, 2, 0, floor=0),
-        "floor = 0.*greater than 0",
+    "ImportanceSampler uniform_share": (
+        lambda a: ImportanceSampler(4, 2, 0, uniform_share=0),
+        "uniform_share = 0.*greater than 0",
     ),
     "ImportanceSampler M > N": (lambda a: ImportanceSampler(4, 9, 0), "9 of 4 clients"),
     "Bernoulli 2": (lambda a: Bernoulli(2), "between 0 and 1.*2"),

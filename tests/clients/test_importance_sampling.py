@@ -23,29 +23,29 @@ def seen(residuals: list[float], **more: object) -> ImportanceSampler:
     return sampler
 
 
-@given(residuals=lengths, floor=st.floats(0.01, 1), round=st.integers(0, 9))
+@given(residuals=lengths, uniform_share=st.floats(0.01, 1), round=st.integers(0, 9))
 @settings(deadline=None, max_examples=25)
 def test_weights_are_those_of_the_exact_probabilities(
-    residuals: list[float], floor: float, round: int
+    residuals: list[float], uniform_share: float, round: int
 ) -> None:
-    """a_i = p_i/π_i with π_i enumerated, Σ π_i = M, and none of them below floor · M/N."""
-    cohorts = every_cohort(seen(residuals, floor=floor), round)
+    """a_i = p_i/π_i with π_i enumerated, Σ π_i = M, and none of them below uniform_share · M/N."""
+    cohorts = every_cohort(seen(residuals, uniform_share=uniform_share), round)
     pi = inclusion(cohorts, N)
     assert sum(pi) == M
-    assert min(pi) >= floor * M / N * (1 - 1e-9)
+    assert min(pi) >= uniform_share * M / N * (1 - 1e-9)
     for _, cohort in cohorts:
         assert cohort.weights is not None
         exact = [float(1 / (N * pi[i])) for i in cohort.clients.tolist()]
         assert cohort.weights.tolist() == pytest.approx(exact, rel=1e-12)
-        assert float(cohort.weights.max()) <= 1 / (floor * M) * (1 + 1e-9)
+        assert float(cohort.weights.max()) <= 1 / (uniform_share * M) * (1 + 1e-9)
 
 
 def test_sizes_are_in_proportion_to_what_was_seen() -> None:
-    """0.2/6 of each for the floor; 0.8 by residuals 1, 2, 3, and 3 for those not seen: Σ = 15."""
+    """0.2/6 of each for the uniform share; 0.8 by residuals 1, 2, 3, and 3 if not seen: Σ = 15."""
     found = seen([1.0, 2.0, 3.0]).sizes.tolist()
     expected = [0.2 / 6 + 0.8 * r / 15 for r in (1, 2, 3, 3, 3, 3)]
     assert found == pytest.approx(expected, rel=1e-14)
-    weighted = seen([1.0, 2.0, 3.0], objective=[2, 1, 1, 1, 1, 0], floor=0.5).sizes.tolist()
+    weighted = seen([1.0, 2.0, 3.0], objective=[2, 1, 1, 1, 1, 0], uniform_share=0.5).sizes.tolist()
     p = [2 / 6, 1 / 6, 1 / 6, 1 / 6, 1 / 6, 0]
     by_length = [p_i * r for p_i, r in zip(p, (1, 2, 3, 3, 3, 3), strict=True)]
     assert weighted == pytest.approx(
@@ -100,8 +100,8 @@ def test_those_online_share_out_the_places() -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"floor": 0.0}, "floor = 0.0 should be greater than 0"),
-        ({"floor": 1.5}, "floor = 1.5"),
+        ({"uniform_share": 0.0}, "uniform_share = 0.0 should be greater than 0"),
+        ({"uniform_share": 1.5}, "uniform_share = 1.5"),
         ({"objective": [1, 0, 0, 0, 0, 0]}, "Cannot choose 2 of 1 clients"),
         ({"dropout": 1.0}, "heard at times"),
         ({"objective": [1, 1]}, "objective has shape"),

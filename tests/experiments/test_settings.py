@@ -169,7 +169,10 @@ def test_none_goes_back_to_the_default() -> None:
         ("algorithm=fedvrap", "did you mean fedvarp?"),
         ("data=digit", "did you mean digits?"),
         ("sampling.scheme=weighted", "is not one of uniform, examples, stratified"),
-        ("sampling.floor=0.5", 'floor goes with scheme = "importance", not "uniform"'),
+        (
+            "sampling.uniform_share=0.5",
+            'uniform_share goes with scheme = "importance", not "uniform"',
+        ),
         ("rounds=0", "rounds = 0 should be at least 1"),
         ("rounds=2.5", "rounds = 2.5 should be a whole number"),
         ("rounds='3'", "rounds = '3' should be a whole number"),
@@ -319,10 +322,10 @@ def test_samplers_that_know_of_clusters_turns_and_rows() -> None:
     assert in_turn.sampler.objective is not None
     assert in_turn.task().client_weights is not None
 
-    for given, floor in (([], 0.2), (["sampling.floor=0.5"], 0.5)):
+    for given, uniform_share in (([], 0.2), (["sampling.uniform_share=0.5"], 0.5)):
         important = built("sampling.scheme=importance", *given).sampler
         assert isinstance(important, ImportanceSampler)
-        assert important.floor == floor
+        assert important.uniform_share == uniform_share
 
 
 def test_strata_are_known_before_the_first_round() -> None:

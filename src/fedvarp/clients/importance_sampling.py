@@ -25,17 +25,17 @@ class ImportanceSampler:
     if clients are drawn in proportion to the lengths of its terms. These are known of the rounds
     before; a client not heard of yet counts as much as the largest. So the probabilities are fixed
     before a cohort is drawn, and weights p_i / π_i keep E[v] exact, as in `WeightedSampler`, which
-    draws it: whatever they are, what was seen may be out of date. Part of each π_i, the floor, is
-    its share under uniform sampling, so that no weight exceeds 1/(floor · M).
+    draws it; what was seen may well be out of date. A part of each π_i is what it would be if all
+    were drawn alike, so that no weight exceeds 1/(uniform_share · M). Cost: O(N).
 
-    Cohorts depend on what came back, hence on the algorithm, other than those of other samplers. A
-    run has a copy of its own, which checkpoints save.
+    Unlike those of other samplers, cohorts depend on what came back, hence on the algorithm. A run
+    works with a copy of its own, which checkpoints save.
 
     Attributes:
         num_clients: N.
         clients_per_round: M.
         seed: The run's seed.
-        floor: The share of π_i that is p_i's, in (0, 1]; with 1 all clients are drawn by p_i.
+        uniform_share: That part, in (0, 1]; with 1 clients are drawn in proportion to p_i alone.
         objective: (N,) p_i up to a common factor; None: all equal, the paper's objective.
         availability: Who is online; None: everybody, always.
         dropout: The probability that a selected client does not answer, for all or for each.
@@ -47,7 +47,7 @@ class ImportanceSampler:
     num_clients: Count
     clients_per_round: Count
     seed: Seed
-    floor: Decay = 0.2
+    uniform_share: Decay = 0.2
     objective: Weights = None
     availability: Availability | None = None
     dropout: Annotated[Probability, SkipValidation] = 0.0
@@ -66,7 +66,7 @@ class ImportanceSampler:
         largest = 1.0 if bool(unseen.all()) else float(self._residuals[~unseen].max())
         lengths = p * self._residuals.masked_fill(unseen, largest)
         by_length = lengths / lengths.sum() if float(lengths.sum()) > 0 else p
-        return self.floor * p + (1 - self.floor) * by_length
+        return self.uniform_share * p + (1 - self.uniform_share) * by_length
 
     def cohort(self, round: int) -> Cohort:
         """See `ClientSampler.cohort`; the same until something new is observed."""

@@ -200,9 +200,9 @@ def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
     if sampling.scheme == "round_robin":
         return RoundRobinSampler(N, size, seed, objective, online, dropout)
     if sampling.scheme == "importance":
-        floor = {} if sampling.floor is None else {"floor": sampling.floor}
+        share = {} if sampling.uniform_share is None else {"uniform_share": sampling.uniform_share}
         return ImportanceSampler(
-            N, size, seed, objective=objective, availability=online, dropout=dropout, **floor
+            N, size, seed, objective=objective, availability=online, dropout=dropout, **share
         )
     sizes = _sizes(dataset)
     return WeightedSampler(

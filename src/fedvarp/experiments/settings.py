@@ -91,9 +91,9 @@ class Sampling(Section):
     """uniform: every cohort is equally likely; examples: clients in proportion to their number of
     examples; stratified: from each cluster of table.clusters its share; round_robin: in turn;
     importance: more often the further a client's update was from its row."""
-    floor: Decay | None = None
-    """Of importance: the share of a client's probability that it has in any case; 0.2 unless
-    given."""
+    uniform_share: Decay | None = None
+    """Of importance: the part of a client's probability that it has whatever was seen of it; 0.2
+    unless given."""
     objective: Literal["equal", "examples"] = "equal"
     """What each client counts for in the objective: the same, or its number of examples."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -104,9 +104,9 @@ class Sampling(Section):
     """Who is online: always (everybody), bernoulli, markov, cyclic, trace, or your own."""
 
     @model_validator(mode="after")
-    def _floor_of_importance(self) -> Self:
-        if self.floor is not None and self.scheme != "importance":
-            raise ValueError(f'floor goes with scheme = "importance", not "{self.scheme}"')
+    def _share_of_importance(self) -> Self:
+        if self.uniform_share is not None and self.scheme != "importance":
+            raise ValueError(f'uniform_share goes with scheme = "importance", not "{self.scheme}"')
         return self
 
 
