@@ -40,15 +40,22 @@ from fedvarp import (
     RoundUpdates,
     Scaffold,
     Server,
+    ServerAdagrad,
+    ServerAdam,
+    ServerExP,
     ServerMomentum,
     ServerSGD,
+    ServerYogi,
     Table,
     Trainer,
     simulate,
 )
 from fedvarp.analysis import compact, compare, plot, plot_against, read_runs, write_report
 from fedvarp.clients import Bernoulli, Cosine, Cyclic, Exponential, Markov, Trace
+from fedvarp.clients.importance_sampling import ImportanceSampler
+from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
+from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.clusters import by_gradients, by_labels
 from fedvarp.clusters.k_means import k_means
 from fedvarp.data import (
@@ -198,6 +205,7 @@ SIMULATE: dict[str, tuple[Call, str]] = {
         ("seed", 1.5, "seed = 1.5.*whole number"),
         ("server_optimizer", 0.1, r"server_optimizer = 0.1.*ServerSGD\("),
         ("server_optimizer", ServerSGD, r"server_optimizer = .*ServerSGD\("),
+        ("server_optimizer", "adan", "server_optimizer.* 'adan' .*did you mean adam"),
         ("table", "disk", r"table = 'disk'.*Table\("),
         ("table", MemoryTable(4, 8), r"table = .*Table\("),
         ("table", Table(clusters=[0, 1]), "2 numbers.*4 clients"),
@@ -356,6 +364,28 @@ CLIENTS: dict[str, tuple[Call, str]] = {
         lambda a: WeightedSampler([1, 1], 1, 0, objective=[1, 2, 3]),
         "objective.*one for each",
     ),
+    "StratifiedSampler clusters=None": (
+        lambda a: StratifiedSampler(None, 2, 0),
+        "clusters.*numbers",
+    ),
+    "StratifiedSampler halves": (
+        lambda a: StratifiedSampler([0.5, 1.0], 1, 0),
+        "clusters.*0.5 for client 0.*whole numbers",
+    ),
+    "StratifiedSampler M > N": (lambda a: StratifiedSampler([0, 1], 3, 0), "3 of 2 clients"),
+    "RoundRobinSampler M=0": (
+        lambda a: RoundRobinSampler(4, 0, 0),
+        "clients_per_round = 0.*least 1",
+    ),
+    "RoundRobinSampler objective": (
+        lambda a: RoundRobinSampler(4, 2, 0, objective=[1, 2]),
+        "objective.*one for each",
+    ),
+    "ImportanceSampler uniform_share": (
+        lambda a: ImportanceSampler(4, 2, 0, uniform_share=0),
+        "uniform_share = 0.*greater than 0",
+    ),
+    "ImportanceSampler M > N": (lambda a: ImportanceSampler(4, 9, 0), "9 of 4 clients"),
     "Bernoulli 2": (lambda a: Bernoulli(2), "between 0 and 1.*2"),
     "Bernoulli None": (lambda a: Bernoulli(None), "numbers"),
     "Bernoulli text": (lambda a: Bernoulli("often"), "numbers"),
@@ -597,6 +627,10 @@ SERVER: dict[str, tuple[Call, str]] = {
     "ServerSGD text": (lambda a: ServerSGD(lr="1"), "lr = '1'.*number"),
     "ServerSGD inf": (lambda a: ServerSGD(lr=math.inf), "lr = inf.*finite"),
     "ServerMomentum": (lambda a: ServerMomentum(beta=1.0), "beta = 1.0.*less than 1"),
+    "ServerAdam beta1": (lambda a: ServerAdam(beta1=1.5), "beta1 = 1.5.*less than 1"),
+    "ServerYogi tau": (lambda a: ServerYogi(tau=0), "tau = 0.*greater than 0"),
+    "ServerAdagrad lr": (lambda a: ServerAdagrad("fast"), "lr = 'fast'.*number"),
+    "ServerExP eps": (lambda a: ServerExP(eps=NAN), "eps = nan.*finite"),
     "ServerMomentum NaN": (lambda a: ServerMomentum(lr=NAN), "lr = nan.*finite"),
     "receive None": (lambda a: a.server.receive(None), "updates = None.*RoundUpdates"),
     "receive list": (lambda a: a.receive(clients=[1]), "clients is a list.*tensor"),

@@ -33,9 +33,13 @@ from .server import CheckpointError as CheckpointError
 from .server import FlatModel as FlatModel
 from .server import RoundReport as RoundReport
 from .server import Server as Server
+from .server import ServerAdagrad as ServerAdagrad
+from .server import ServerAdam as ServerAdam
+from .server import ServerExP as ServerExP
 from .server import ServerMomentum as ServerMomentum
 from .server import ServerOptimizer as ServerOptimizer
 from .server import ServerSGD as ServerSGD
+from .server import ServerYogi as ServerYogi
 from .settings.problems import SettingsError as SettingsError
 from .simulation import Callback as Callback
 from .simulation import Evaluation as Evaluation

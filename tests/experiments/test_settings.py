@@ -12,7 +12,10 @@ import torch
 
 from fedvarp import LocalSGD, data
 from fedvarp.clients.availability import Bernoulli, Cyclic, Markov, Trace
+from fedvarp.clients.importance_sampling import ImportanceSampler
+from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
+from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.data import digits
 from fedvarp.experiments.build import Experiment, build
 from fedvarp.experiments.files import (
@@ -165,7 +168,11 @@ def test_none_goes_back_to_the_default() -> None:
         ("table.nonsense=1", "there are table.clusters, table.codec"),
         ("algorithm=fedvrap", "did you mean fedvarp?"),
         ("data=digit", "did you mean digits?"),
-        ("sampling.scheme=weighted", "is not one of uniform or examples"),
+        ("sampling.scheme=weighted", "is not one of uniform, examples, stratified"),
+        (
+            "sampling.uniform_share=0.5",
+            'uniform_share goes with scheme = "importance", not "uniform"',
+        ),
         ("rounds=0", "rounds = 0 should be at least 1"),
         ("rounds=2.5", "rounds = 2.5 should be a whole number"),
         ("rounds='3'", "rounds = '3' should be a whole number"),
@@ -299,6 +306,34 @@ def test_samplers() -> None:
     assert weights is not None
     assert weighted.sampler.objective is not None
     assert torch.equal(torch.as_tensor(weighted.sampler.objective), weights)
+
+
+def test_samplers_that_know_of_clusters_turns_and_rows() -> None:
+    stratified = built("sampling.scheme=stratified", "sampling.dropout=0.25").sampler
+    assert isinstance(stratified, StratifiedSampler)
+    assert (stratified.clients_per_round, stratified.dropout) == (2, 0.25)
+    own = built().dataset.cluster_of
+    assert own is not None
+    assert torch.equal(torch.as_tensor(stratified.clusters), own)
+    by_labels = built("sampling.scheme=stratified", "table.clusters=labels").sampler
+    assert isinstance(by_labels, StratifiedSampler)
+
+    in_turn = built("sampling.scheme=round_robin", "sampling.objective=examples")
+    assert isinstance(in_turn.sampler, RoundRobinSampler)
+    assert in_turn.sampler.objective is not None
+    assert in_turn.task().client_weights is not None
+
+    for given, uniform_share in (([], 0.2), (["sampling.uniform_share=0.5"], 0.5)):
+        important = built("sampling.scheme=importance", *given).sampler
+        assert isinstance(important, ImportanceSampler)
+        assert important.uniform_share == uniform_share
+
+
+def test_strata_are_known_before_the_first_round() -> None:
+    with pytest.raises(SettingsError, match='"auto:5" are found later'):
+        built("sampling.scheme=stratified", "table.clusters=auto:5")
+    with pytest.raises(SettingsError, match=r'no clusters of its own.*"labels"'):
+        built("sampling.scheme=stratified", "data=logistic")
 
 
 def test_availabilities(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvarp.clients.sampling import UniformSampler
-from fedvarp.flower import FedVARP
+from fedvarp.clients.round_robin import RoundRobinSampler
+from fedvarp.clients.sampling import ClientSampler, UniformSampler
+from fedvarp.clients.stratified_sampling import StratifiedSampler
+from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP
 from fedvarp.flower.cohort import Candidate, candidates, training_cohort
 from fedvarp.flower.identity import KnownClients
 from flower.in_process import InProcessGrid
@@ -77,6 +79,53 @@ def test_the_absent_are_replaced_by_anybody_else_equally_often() -> None:
     assert count[0] == 0
     # Standard deviation of a share: (0.25 / 1500) ** 0.5 = 0.013; five of them.
     assert (count[1:] / 1500 - 0.5).abs().max() < 0.065
+
+
+def test_stratified_cohorts_and_turns_are_those_of_the_simulation() -> None:
+    """Strata by a mapping, a function, or the clusters of ClusterFedVARP; N = 20, clusters of 7."""
+    clusters = [i % 3 for i in range(20)]
+    named: dict[str | int, str | int] = {i: f"cluster {i % 3}" for i in range(20)}
+    stratified = StratifiedSampler(clusters, 4, seed=5)
+    in_turn = RoundRobinSampler(20, 6, seed=5)
+    given: dict[str, Any] = {"seed": 5, "fraction_evaluate": 0}
+    strata: dict[str, Any] = {**given, "sampling": "stratified", "clients_per_round": 4}
+    cases: list[tuple[Any, ClientSampler]] = [
+        (FedVARP(strata=named, **strata), stratified),
+        (FedAvg(strata=lambda name: int(name) % 3, **strata), stratified),
+        (ClusterFedVARP(clusters=named, **strata), stratified),
+        (FedVARP(sampling="round_robin", clients_per_round=6, **given), in_turn),
+    ]
+    for number, (strategy, sampler) in enumerate(cases):
+        grid = a_grid(an_app(), 20, seed=number)
+        run(strategy, grid, rounds=5)
+        expected = [(t + 1, c) for t in range(5) for c in sampler.cohort(t).clients.tolist()]
+        assert cohorts(grid) == sorted(expected)
+
+
+def test_clients_whose_cluster_nobody_knows_are_a_stratum_of_their_own() -> None:
+    among = [Candidate(i, i, str(i)) for i in range(6)]
+    strategy = FedVARP(sampling="stratified", strata={"0": "a", "1": "a", "2": "a"})
+    placed = strategy.placed(among)
+    assert [c.cluster for c in placed] == ["a", "a", "a", None, None, None]
+    for t in range(20):
+        cohort = training_cohort(
+            placed, 2, seed=0, round=t, when_offline="fewer", sampling="stratified"
+        )
+        assert sorted(c.cluster or "" for c in cohort) == ["", "a"]
+
+
+@pytest.mark.parametrize("sampling", ["stratified", "round_robin"])
+def test_the_offline_are_replaced_whoever_was_drawn(sampling: Any) -> None:
+    """7 clients by 3 make turns of 2, 2 and 3: as many are asked as were drawn."""
+    among = [Candidate(i, None if i < 2 else i, str(i), str(i % 2)) for i in range(7)]
+    arguments: dict[str, Any] = {"seed": 0, "sampling": sampling}
+    for t in range(12):
+        full = training_cohort(among, 3, round=t, when_offline="replace", **arguments)
+        fewer = training_cohort(among, 3, round=t, when_offline="fewer", **arguments)
+        assert [c for c in full if c in fewer] == fewer
+        assert len(full) == len({c.name for c in full})
+        assert len(full) == (3 if sampling == "stratified" else (2, 2, 3)[t % 3])
+        assert all(c.node is not None for c in full)
 
 
 def test_an_offline_client_is_replaced_or_the_round_has_fewer() -> None:

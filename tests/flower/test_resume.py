@@ -81,6 +81,30 @@ def test_clients_that_joined_are_there_after_a_restart(tmp_path: Path) -> None:
     assert len(grid.sent_to("query.identity")) == asked, "those who are known are not asked"
 
 
+def test_a_run_goes_on_with_the_sampling_it_was_begun_with(tmp_path: Path) -> None:
+    grid = a_grid(an_app(), 4, seed=0)
+    run(FedVARP(checkpoint=tmp_path, sampling="round_robin"), grid, rounds=1)
+    with pytest.raises(CheckpointError, match="sampling='round_robin', not 'uniform'"):
+        run(FedVARP(checkpoint=tmp_path), grid, rounds=2)
+    run(FedVARP(checkpoint=tmp_path, sampling="round_robin"), grid, rounds=2)
+
+
+def test_a_run_from_before_there_was_a_choice_of_sampling_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = a_grid(an_app(), 4, seed=0)
+    old = FedVARP(checkpoint=tmp_path)
+    settings = {n: v for n, v in old.unchanging.items() if n != "sampling"}
+    with monkeypatch.context() as patch:
+        patch.setattr(FedVARP, "unchanging", property(lambda _: settings))
+        run(old, grid, rounds=1)
+    with pytest.raises(CheckpointError, match="sampling='uniform', not 'round_robin'"):
+        run(FedVARP(checkpoint=tmp_path, sampling="round_robin"), grid, rounds=2)
+    again = FedVARP(checkpoint=tmp_path)
+    run(again, grid, rounds=2)
+    assert again.server.round == 2
+
+
 def test_another_run_is_not_continued(tmp_path: Path) -> None:
     grid = a_grid(an_app(), 3, seed=0)
     run(FedVARP(checkpoint=tmp_path), grid, rounds=1)

@@ -32,6 +32,11 @@ from fedvarp.flower import FedVARP
         ({"min_replies": 3, "clients_per_round": 2}, "can never be reached"),
         ({"late_replies": -1}, "late_replies = -1"),
         ({"max_update_norm": 0.0}, "max_update_norm = 0.0"),
+        ({"sampling": "importance"}, "simulations alone.*how likely each client is to answer"),
+        ({"sampling": "weighted"}, "'uniform', 'stratified' or 'round_robin'"),
+        ({"sampling": "stratified"}, "give strata="),
+        ({"strata": {"a": 1}}, 'strata go with sampling="stratified"'),
+        ({"sampling": "stratified", "strata": 3}, "strata = 3"),
         ({"server_lr": 0.5, "server_optimizer": ServerMomentum()}, "not both"),
     ],
 )

@@ -9,6 +9,8 @@ import torch
 
 import registry
 from fedvarp import Checkpoint, Server, ServerMomentum, ServerOptimizer, ServerSGD
+from fedvarp.server import SERVER_OPTIMIZERS
+from fedvarp.server.names import make_server_optimizer
 from quadratics import Quadratics
 
 N, M, D, ROUNDS = 12, 4, 6, 9
@@ -19,10 +21,7 @@ def problem_for(codec: str) -> Quadratics:
 
 
 def optimizer_named(name: str) -> ServerOptimizer:
-    return {
-        "sgd": ServerSGD(),
-        "momentum": ServerMomentum(0.5, 0.9),
-    }[name]
+    return ServerMomentum(0.5, 0.9) if name == "momentum" else make_server_optimizer(name)
 
 
 def play(server: Server, problem: Quadratics) -> None:
@@ -71,6 +70,18 @@ def test_a_run_in_many_sittings_is_the_run_in_one(
     for until in range(1, ROUNDS + 1):  # a new process's worth of objects after every commit
         pieces = one_sitting(tmp_path / "pieces", algorithm, place, codec, optimizer, until)
     assert_equal(pieces, whole)
+
+
+@registry.every_algorithm
+@pytest.mark.parametrize("optimizer", list(SERVER_OPTIMIZERS))
+def test_every_optimiser_resumes_with_what_it_remembers(
+    tmp_path: Path, algorithm: str, optimizer: str
+) -> None:
+    whole = one_sitting(tmp_path / "whole", algorithm, "memory", "float32", optimizer, ROUNDS)
+    for until in (1, 4, ROUNDS):
+        pieces = one_sitting(tmp_path / "pieces", algorithm, "memory", "float32", optimizer, until)
+    assert_equal(pieces, whole)
+    assert whole[0].norm() > 0
 
 
 @pytest.mark.parametrize("algorithm", ["fedvarp", "cluster_fedvarp"])

@@ -121,6 +121,18 @@ def test_scaffolds_variates_are_means_of_gradients() -> None:
     torch.testing.assert_close(corrections[:, 0], 2 / 3 - torch.tensor([3.0, 1.0, 0.0]))
 
 
+def test_residuals_are_lengths_of_what_the_rows_did_not_foretell() -> None:
+    """Rows of 1 and nothing: 4 − 1 and 2 − 0 in each of D numbers; SCAFFOLD's rows are variates."""
+    first, second = torch.ones(1, D), torch.tensor([[4.0] * D, [2.0] * D])
+    for algorithm, expected in ((FedVARP, [3.0, 2.0]), (MIFA, [3.0, 2.0]), (Scaffold, [4.0, 2.0])):
+        server = Server(torch.zeros(D), algorithm(MemoryTable(N, D)), ServerSGD())
+        server.receive(updates_of(first))
+        found = server.residuals(updates_of(second))
+        torch.testing.assert_close(found, torch.tensor(expected).double() * D**0.5)
+    plain = Server(torch.zeros(D), FedAvg(), ServerSGD()).residuals(updates_of(second))
+    torch.testing.assert_close(plain, torch.tensor([4.0, 2.0]).double() * D**0.5)
+
+
 def test_refusals_of_the_trainer_appear_in_the_report() -> None:
     server = Server(torch.zeros(D), FedAvg(), ServerSGD())
     updates = replace(updates_of(torch.ones(2, D)), refused={9: "its loss was NaN"})

@@ -14,7 +14,9 @@ _HASH: Final = re.compile(r"\b(?:sha256 )?([0-9a-f]{8})(?:[0-9a-f]{4}){1,2}\b(?:
 
 
 def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Sequence[str]:
-    """Of the settings in which groups differ, those that say how: not hashes, if others suffice.
+    """Of the settings in which groups differ, those that say how, if they suffice.
+
+    Hashes do not, nor does an option of something chosen that all have who chose it.
 
     Args:
         apart: The names of the settings in which they differ.
@@ -26,15 +28,24 @@ def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]
     >>> mine = [{"beta": 0.3, "code": "sha256 0123456789ab"}, {"beta": 1.0, "code": "unset"}]
     >>> telling_settings(["beta", "code"], mine)
     ['beta']
+    >>> telling_settings(["server.name", "server.tau"], [{"server.name": "sgd"}, {
+    ...     "server.name": "adam", "server.tau": 0.001}])
+    ['server.name']
     """
     values = {name: [mine.get(name) for mine in settings] for name in apart}
     plain = [
         name
         for name, found in values.items()
         if not any(isinstance(value, str) and _HASH.search(value) for value in found)
+        and not _comes_with_a_choice(name, found, apart)
     ]
     told_apart = {tuple(str(mine.get(name)) for name in plain) for mine in settings}
     return plain if len(told_apart) == len(settings) else apart
+
+
+def _comes_with_a_choice(name: str, found: Sequence[Any], apart: Sequence[str]) -> bool:
+    chosen, given = f"{name.rpartition('.')[0]}.name", [v for v in found if v is not None]
+    return chosen in apart and len(given) < len(found) and all(v == given[0] for v in given)
 
 
 def shown_value(value: Any) -> str:

@@ -22,7 +22,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import ending
-from fedvarp.runs.identity import flattened
+from fedvarp.runs.identity import flattened, nested, with_later_settings
 from fedvarp.settings.problems import shown
 
 Record = dict[str, Any]
@@ -278,7 +278,8 @@ def _compacted(file: Path, line: Mapping[str, Any]) -> Run:
         for i in range(len(columns["round"]))
     ]
     seconds = None if line["seconds"] is None else np.array(line["seconds"], dtype=np.float64)
-    return Run(file / line["run"], line["settings"], metrics, seconds, line["versions"])
+    settings = flattened(with_later_settings(nested(line["settings"])))
+    return Run(file / line["run"], settings, metrics, seconds, line["versions"])
 
 
 def _is_empty(path: Path) -> bool:

@@ -1,12 +1,13 @@
 """Who takes part in a round: uniform and weighted cohorts, availability, dropouts.
 
 A cohort depends on nothing but (seed, round): every algorithm meets the same clients, and a run can
-be resumed from its round number. The reasons are in `docs/decisions/client-sampling.md`.
+be resumed from its round number. The one exception is a `LearningSampler`, which goes by what came
+back. The reasons are in `docs/decisions/client-sampling.md`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -25,6 +26,9 @@ from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
 from fedvarp.tables import tensors
+
+Weights = Annotated[Sequence[float] | Tensor | None, SkipValidation]
+"""(N,) p_i of the objective Σ p_i f_i, up to a common factor; None for 1/N each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +76,32 @@ class ClientSampler(Protocol):
         """
 
 
+@runtime_checkable
+class LearningSampler(ClientSampler, Protocol):
+    """A sampler whose cohorts depend on what came back in the rounds before.
+
+    A run works with a copy that has learned nothing yet; checkpoints save what it has.
+    """
+
+    def observe(self, clients: Tensor, residuals: Tensor) -> None:
+        """Takes in what came back in a round.
+
+        Args:
+            clients: (M,) int64, whose replies were used.
+            residuals: (M,) float64, ‖Δ_i − y_i‖ of each: see `Server.residuals`.
+        """
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """What it has learned, by name."""
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state_dict` gave.
+
+        Args:
+            tensors: By name; none to forget everything.
+        """
+
+
 @checked
 @dataclass(frozen=True, eq=False)
 class UniformSampler:
@@ -100,8 +130,7 @@ class UniformSampler:
     dropout: Annotated[Probability, SkipValidation] = 0.0
 
     def __post_init__(self) -> None:
-        _check_size(self.clients_per_round, self.num_clients)
-        probabilities("dropout", self.dropout, self.num_clients)
+        check_cohorts(self.clients_per_round, self.num_clients, None, self.dropout)
 
     def cohort(self, round: int) -> Cohort:
         """See `ClientSampler.cohort`."""
@@ -110,7 +139,7 @@ class UniformSampler:
         if self.availability is None:
             clients = random_subset(self.num_clients, self.clients_per_round, generator)
         else:
-            online = _online(self.availability, self.seed, round, self.num_clients)
+            online = online_clients(self.availability, self.seed, round, self.num_clients)
             size = min(self.clients_per_round, len(online))
             clients = online[random_subset(len(online), size, generator)]
         return Cohort(clients, _answers(self.seed, round, clients, self.dropout))
@@ -152,7 +181,7 @@ class WeightedSampler:
     sizes: Annotated[Sequence[float] | Tensor, SkipValidation]
     clients_per_round: Count
     seed: Seed
-    objective: Annotated[Sequence[float] | Tensor | None, SkipValidation] = None
+    objective: Weights = None
     availability: Availability | None = None
     dropout: Annotated[Probability, SkipValidation] = 0.0
 
@@ -184,7 +213,7 @@ class WeightedSampler:
         sizes, objective, dropout = self._columns()
         pool = sizes.nonzero().squeeze(1)  # those who may be chosen
         if self.availability is not None:
-            online = _online(self.availability, self.seed, round, len(sizes))
+            online = online_clients(self.availability, self.seed, round, len(sizes))
             pool = online[sizes[online] > 0]
         m = min(self.clients_per_round, len(pool))
         lengths, step = inclusion_lengths(sizes[pool], m)
@@ -293,6 +322,108 @@ def systematic(lengths: Tensor, step: int, start: int, m: int) -> Tensor:
     return torch.searchsorted(lengths.cumsum(0), start + step * torch.arange(m), right=True)
 
 
+def check_cohorts(
+    clients_per_round: int, num_clients: int, objective: Weights, dropout: Probability
+) -> None:
+    """Refuses cohorts that cannot be drawn, or not be weighed by the objective.
+
+    Args:
+        clients_per_round: M.
+        num_clients: N.
+        objective: (N,) p_i; None for equal ones.
+        dropout: The probability that a selected client does not answer.
+
+    Raises:
+        ValueError: M is above N, a number is out of bounds, or a client that has weights to make
+            up for its dropouts never answers.
+    """
+    _check_size(clients_per_round, num_clients)
+    silent = probabilities("dropout", dropout, num_clients) == 1
+    if objective is None:
+        return
+    p = per_client("objective", objective, num_clients)
+    if not (p >= 0).all() or p.sum().isinf() or not p.any():
+        raise ValueError(f"objective must be finite, not negative and not all zero, got {p}.")
+    if bool((silent & (p > 0)).any()):
+        raise ValueError(
+            "A client that counts in the objective must be heard at times, or no weights can make "
+            "the result unbiased: make its dropout less than 1, or its weight zero."
+        )
+
+
+class DrawnSampler(Protocol):
+    """What `drawn_cohort` needs to know of a sampler."""
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+
+    @property
+    def objective(self) -> Sequence[float] | Tensor | None:
+        """(N,) p_i; None for equal ones."""
+
+    @property
+    def dropout(self) -> Probability:
+        """The probability that a selected client does not answer."""
+
+
+def drawn_cohort(
+    sampler: DrawnSampler, round: int, clients: Tensor, pool: Tensor, pi: float
+) -> Cohort:
+    """The cohort of clients that were all drawn with the same probability.
+
+    Args:
+        sampler: Who drew them.
+        round: The round, from 0.
+        clients: (M,) int64, those drawn, ascending.
+        pool: (n,) int64, among whom.
+        pi: π, with which each of the pool is drawn.
+
+    Returns:
+        The cohort; without an objective those who answer count the same, with one p_i / π_i with
+        π_i the probability of being drawn and answering.
+    """
+    answers = _answers(sampler.seed, round, clients, sampler.dropout)
+    if sampler.objective is None:
+        return Cohort(clients, answers)
+    N = sampler.num_clients
+    p = per_client("objective", sampler.objective, N).expand(N)
+    heard = pi * (1 - probabilities("dropout", sampler.dropout, N).expand(N)[clients])
+    return Cohort(clients, answers, weights=p[clients] / p[pool].sum() / heard)
+
+
+def online_clients(
+    availability: Availability | None, seed: int, round: int, num_clients: int
+) -> Tensor:
+    """Lists who is online.
+
+    Args:
+        availability: Who is when; None: everybody, always.
+        seed: The run's seed.
+        round: The round, from 0.
+        num_clients: N.
+
+    Returns:
+        (number online,) int64, ascending.
+
+    Raises:
+        ValueError: The availability does not give one bool for each client.
+    """
+    if availability is None:
+        return torch.arange(num_clients)
+    online = availability.online(seed, round, num_clients)
+    if online.dtype != torch.bool or online.shape != (num_clients,):
+        raise ValueError(
+            f"{type(availability).__name__}.online returned {online.dtype} of shape "
+            f"{tuple(online.shape)}. Return one bool per client, here ({num_clients},)."
+        )
+    return online.nonzero().squeeze(1)
+
+
 def _answers(seed: int, round: int, clients: Tensor, dropout: Probability) -> Tensor:  # (M,) bool
     """Each client has its own draw, so it drops out or not whoever else was selected."""
     p = torch.as_tensor(dropout, dtype=torch.float64)
@@ -302,16 +433,6 @@ def _answers(seed: int, round: int, clients: Tensor, dropout: Probability) -> Te
     for cell, client in zip(u, clients.tolist(), strict=True):
         cell.uniform_(generator=stream(seed, "dropout", round, client))
     return u >= (p[clients] if p.ndim else p)
-
-
-def _online(availability: Availability, seed: int, round: int, num_clients: int) -> Tensor:
-    online = availability.online(seed, round, num_clients)
-    if online.dtype != torch.bool or online.shape != (num_clients,):
-        raise ValueError(
-            f"{type(availability).__name__}.online returned {online.dtype} of shape "
-            f"{tuple(online.shape)}. Return one bool per client, here ({num_clients},)."
-        )
-    return online.nonzero().squeeze(1)  # (number online,) int64, ascending
 
 
 def _check_size(clients_per_round: int, num_clients: int) -> None:

@@ -178,14 +178,17 @@ def assumptions(found: Diagnosis) -> list[str]:
         "worth less.",
         "None of this promises an accuracy: a smaller gradient is not a better test score.",
     ]
-    sampling, local = settings.sampling, settings.local_sgd
+    sampling, local, server = settings.sampling, settings.local_sgd, settings.server
     present = {
-        "momentum": bool(local.momentum or settings.server.momentum),
+        "momentum": bool(local.momentum or server.options.get("momentum")),
+        f"the server optimiser {server.name}": server.name != "sgd",
         "client optimisers other than SGD": local.optimizer is not None,
         "clipping": local.clip_norm is not None,
         "dropouts": sampling.dropout > 0,
         "clients that are not always available": sampling.availability.name != "always",
-        "clients drawn by their sizes": sampling.scheme != "uniform",
+        f"clients that are drawn otherwise than uniformly ({sampling.scheme})": (
+            sampling.scheme != "uniform"
+        ),
     }
     beyond = [name for name, there in present.items() if there]
     if not (measured.equal_steps or local.normalise_steps):

@@ -38,7 +38,7 @@ def as_json(found: Diagnosis, advice: Sequence[str]) -> dict[str, Any]:
         "clients_per_round": settings.clients_per_round,
         "rounds": settings.rounds,
         "client_lr": found.client_lr,
-        "server_lr": settings.server.lr,
+        "server_lr": found.server_lr,
         "measured": found.measured.as_json(),
         "updates": _updates(found),
         "step_errors": {

@@ -113,6 +113,12 @@ class Diagnosis:
         M, sizes = self.settings.clients_per_round, self.measured.cluster_sizes
         return spread.errors(self.measured.num_clients, M, sizes)[algorithm]
 
+    @property
+    def server_lr(self) -> float:
+        """η_s of the theorems; 1 for other optimisers than SGD, whose rates are no factors."""
+        server = self.settings.server
+        return server.lr if server.name == "sgd" and server.lr is not None else 1.0
+
     def terms(self, client_lr: float) -> dict[str, ErrorTerms]:
         """Computes the bounds of the theorems for as many rounds as the settings say, from here on.
 
@@ -129,7 +135,7 @@ class Diagnosis:
                 problem,
                 rounds=self.settings.rounds,
                 client_lr=client_lr,
-                server_lr=self.settings.server.lr,
+                server_lr=self.server_lr,
             )
             for name in self.algorithms
         }
@@ -138,7 +144,7 @@ class Diagnosis:
     def conditions(self) -> dict[str, list[Condition]]:
         """By algorithm, what its theorem asks of the learning rates, at those of the training."""
         problem = self.measured.problem(self.settings.clients_per_round)
-        rates = {"client_lr": self.client_lr, "server_lr": self.settings.server.lr}
+        rates = {"client_lr": self.client_lr, "server_lr": self.server_lr}
         return {name: conditions(name, problem, **rates) for name in self.algorithms}
 
     @property

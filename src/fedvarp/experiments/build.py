@@ -20,9 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedvarp.clients.importance_sampling import ImportanceSampler
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
+from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
+from fedvarp.clients.stratified_sampling import StratifiedSampler
+from fedvarp.clusters.names import clusters_by_name
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
 from fedvarp.experiments.settings import (
@@ -30,12 +34,12 @@ from fedvarp.experiments.settings import (
     DATASETS,
     LOSSES,
     MODELS,
-    ServerStep,
     Settings,
 )
 from fedvarp.models import initialised
 from fedvarp.processes import keep_freed_memory
-from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
+from fedvarp.server.names import make_server_optimizer
+from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_too_many_threads
@@ -151,7 +155,7 @@ def _built(settings: Settings, data_dir: DataFolder) -> Experiment:
         model=model,
         loss=own_loss if settings.loss is None else LOSSES.find(settings.loss),
         sampler=_sampler(settings, dataset),
-        server_optimizer=_server_optimizer(settings.server),
+        server_optimizer=make_server_optimizer(settings.server),
         data_folder=_data_folder(settings, data_dir),
     )
 
@@ -186,23 +190,45 @@ def _dataset(settings: Settings, data_dir: DataFolder) -> FederatedDataset:
 def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
     sampling, size, seed = settings.sampling, settings.clients_per_round, settings.seed
     online, dropout = AVAILABILITIES.make(sampling.availability), sampling.dropout
+    N = dataset.num_clients
     if sampling.scheme == "uniform" and sampling.objective == "equal":
-        return UniformSampler(dataset.num_clients, size, seed, online, dropout)
+        return UniformSampler(N, size, seed, online, dropout)
+    objective = None if sampling.objective == "equal" else _sizes(dataset)
+    if sampling.scheme == "stratified":
+        clusters = _strata(settings, dataset)
+        return StratifiedSampler(clusters, size, seed, objective, online, dropout)
+    if sampling.scheme == "round_robin":
+        return RoundRobinSampler(N, size, seed, objective, online, dropout)
+    if sampling.scheme == "importance":
+        share = {} if sampling.uniform_share is None else {"uniform_share": sampling.uniform_share}
+        return ImportanceSampler(
+            N, size, seed, objective=objective, availability=online, dropout=dropout, **share
+        )
     sizes = _sizes(dataset)
     return WeightedSampler(
         sizes if sampling.scheme == "examples" else torch.ones_like(sizes),
         size,
         seed,
-        objective=sizes if sampling.objective == "examples" else None,
+        objective=objective,
         availability=online,
         dropout=dropout,
     )
 
 
-def _server_optimizer(server: ServerStep) -> ServerOptimizer:
-    if server.momentum:
-        return ServerMomentum(server.lr, server.momentum)
-    return ServerSGD(server.lr)
+def _strata(settings: Settings, dataset: FederatedDataset) -> Tensor:  # (N,) int64
+    plan = clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
+    if plan.num_auto is not None:
+        raise ValueError(
+            f'sampling.scheme = "stratified" needs clusters that are known before the first round, '
+            f'and table.clusters = "{settings.table.clusters}" are found later, in training. "own" '
+            f'and "labels" are known.'
+        )
+    if plan.at_first is None:
+        raise ValueError(
+            'sampling.scheme = "stratified" takes from each cluster its share, and this data set '
+            'has no clusters of its own. table.clusters = "labels" makes some by labels.'
+        )
+    return plan.at_first
 
 
 def _sizes(dataset: FederatedDataset) -> Tensor:  # (N,) float64

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from fedvarp.experiments.settings import CHOICES, Settings
+from fedvarp.experiments.settings import CHOICES, ServerStep, Settings
 from fedvarp.runs.identity import nested
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.problems import SettingsError, explain, fields_of
@@ -37,6 +37,7 @@ _ALTERNATIVES: Final = {
     "local_sgd.epochs": "local_sgd.steps",
     "local_sgd.steps": "local_sgd.epochs",
 }
+_DEFAULT_NAMES: Final = {"server.name": ServerStep().name}
 _UNSET: Final = object()
 
 
@@ -149,7 +150,8 @@ class _Layers:
         flat = _by_dotted_name(layer, origin)
         for name, value in flat.items():
             section = name.removesuffix(".name")
-            if section in CHOICES and section != name and self.values.get(name) != value:
+            before = self.values.get(name, _DEFAULT_NAMES.get(name))
+            if section in CHOICES and section != name and before != value:
                 self._forget(section)
             if name in _ALTERNATIVES and _ALTERNATIVES[name] not in flat:
                 self._forget(_ALTERNATIVES[name])

@@ -1,10 +1,10 @@
 """The settings of a run: everything that a config file may say, with its defaults. No torch.
 
 Sections that Python has too are the same classes: [local_sgd] is `fedvarp.LocalSGD`, [table],
-[trainer], [evaluation] and [recording] likewise. [data], [model] and [sampling.availability] name a
-function or class, by a name of a registry below or by an import path of one's own; what else they
-may say are its parameters. The text below a setting is what the settings reference and error
-messages say about it. `files` reads them.
+[trainer], [evaluation] and [recording] likewise. [data], [model], [server] and
+[sampling.availability] name a function or class, by a name of a registry or by an import path of
+one's own; what else they may say are its parameters. The text below a setting is what the settings
+reference and error messages say about it. `files` reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pydantic_core import InitErrorDetails
 
 from fedvarp.algorithms.names import algorithm_text, but_defaults
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.settings.bounds import Count, Momentum, Positive, Seed
+from fedvarp.server.names import SERVER_OPTIMIZERS
+from fedvarp.settings.bounds import Count, Decay, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 from fedvarp.simulation.settings import Evaluation, Recording
@@ -78,25 +79,31 @@ CHOICES: Final = (
     "model",
     "local_sgd.schedule",
     "local_sgd.optimizer",
+    "server",
     "sampling.availability",
 )
 """The sections whose name decides what else they may say."""
 
 
-class ServerStep(Section):
+class ServerStep(Choice):
     """How the server walks in the direction v."""
 
-    lr: Positive = 1.0
-    """The server learning rate η_s (paper: 1.0)."""
-    momentum: Momentum = 0.0
-    """Heavy-ball momentum on the server."""
+    name: Annotated[str, AfterValidator(SERVER_OPTIMIZERS.check)] = "sgd"
+    """sgd (with or without momentum), adam, yogi, adagrad, exp, or the import path of your own."""
+    lr: Positive | None = None
+    """The server learning rate η_s; unless given that of the optimiser, for sgd the paper's 1."""
 
 
 class Sampling(Section):
     """Who takes part in a round, and what each client counts for."""
 
-    scheme: Literal["uniform", "examples"] = "uniform"
-    """Every cohort equally likely, or clients in proportion to their number of examples."""
+    scheme: Literal["uniform", "examples", "stratified", "round_robin", "importance"] = "uniform"
+    """uniform: every cohort is equally likely; examples: clients in proportion to their number of
+    examples; stratified: from each cluster of table.clusters its share; round_robin: in turn;
+    importance: more often the further a client's update was from its row."""
+    uniform_share: Decay | None = None
+    """Of importance: the part of a client's probability that it has whatever was seen of it; 0.2
+    unless given."""
     objective: Literal["equal", "examples"] = "equal"
     """What each client counts for in the objective: the same, or its number of examples."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -105,6 +112,12 @@ class Sampling(Section):
         name="always"
     )
     """Who is online: always (everybody), bernoulli, markov, cyclic, trace, or your own."""
+
+    @model_validator(mode="after")
+    def _share_of_importance(self) -> Self:
+        if self.uniform_share is not None and self.scheme != "importance":
+            raise ValueError(f'uniform_share goes with scheme = "importance", not "{self.scheme}"')
+        return self
 
 
 class Settings(Section):
@@ -197,6 +210,7 @@ class Settings(Section):
                 "algorithm": but_defaults(self.algorithm),
                 "data": DATASETS.complete(self.data, "data"),
                 "model": MODELS.complete(self.model, "model"),
+                "server": SERVER_OPTIMIZERS.complete(self.server, "server"),
                 "sampling": sampling,
             }
         )

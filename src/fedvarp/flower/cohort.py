@@ -1,7 +1,7 @@
 """Who is asked in a round: clients are named first, then drawn by name, whatever their node ids.
 
-The draw is that of `fedvarp.clients.sampling.UniformSampler` over the clients in the order of their
-names. With everybody known and online the cohorts are those of `fedvarp.simulate`.
+The draw is that of a sampler in `fedvarp.clients` over the clients in the order of their names.
+With everybody known and online the cohorts are those of `fedvarp.simulate`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from fedvarp.clients.sampling import UniformSampler, random_subset
+from fedvarp.clients.round_robin import RoundRobinSampler
+from fedvarp.clients.sampling import ClientSampler, UniformSampler, random_subset
+from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.flower.client import IDENTITY_ACTION
 from fedvarp.flower.identity import (
     NODE_ID,
@@ -33,6 +35,7 @@ from fedvarp.flower.ledger import send_and_receive
 from fedvarp.randomness import stream
 
 WhenOffline = Literal["replace", "fewer"]
+Sampling = Literal["uniform", "stratified", "round_robin"]
 
 _ASK_TIMEOUT: Final = 60.0  # seconds for clients to say who they are
 _PROBES: Final = 3  # nodes that are asked before it is clear whether clients answer
@@ -46,6 +49,7 @@ class Candidate:
     row: int | None  # None: its client is not known
     node: int | None  # None: offline
     name: str
+    cluster: str | None = None  # None: there are none, or its own is not known
 
 
 def wait_for_nodes(grid: Grid, wanted: int, timeout: float) -> None:
@@ -77,7 +81,9 @@ def candidates(clients: KnownClients, online: Iterable[int]) -> list[Candidate]:
     """
     here = set(online)
     known = [
-        Candidate(client.row, client.node if client.node in here else None, client.name)
+        Candidate(
+            client.row, client.node if client.node in here else None, client.name, client.cluster
+        )
         for client in clients.in_order()
     ]
     strangers = sorted(node for node in here if clients.at(node) is None)
@@ -85,9 +91,15 @@ def candidates(clients: KnownClients, online: Iterable[int]) -> list[Candidate]:
 
 
 def training_cohort(
-    among: Sequence[Candidate], size: int, *, seed: int, round: int, when_offline: WhenOffline
+    among: Sequence[Candidate],
+    size: int,
+    *,
+    seed: int,
+    round: int,
+    when_offline: WhenOffline,
+    sampling: Sampling = "uniform",
 ) -> list[Candidate]:
-    """Draws who trains in a round, uniformly at random.
+    """Draws who trains in a round, each client with the same probability.
 
     The first draw is among all, so that it does not depend on who happens to be online. Those of it
     who are offline are replaced by a second draw among the others online, or left out.
@@ -98,6 +110,7 @@ def training_cohort(
         seed: The run's seed.
         round: 0, 1, 2, ...
         when_offline: What to do about a client that was drawn and is offline.
+        sampling: How to draw: every cohort equally likely, from each cluster its share, or in turn.
 
     Returns:
         At most M candidates, all online.
@@ -105,14 +118,24 @@ def training_cohort(
     size = min(size, len(among))
     if size == 0:
         return []
-    drawn = UniformSampler(len(among), size, seed).cohort(round).clients.tolist()
+    drawn = _sampler(sampling, among, size, seed).cohort(round).clients.tolist()
     cohort = [among[i] for i in drawn if among[i].node is not None]
     if when_offline == "replace":
         chosen = set(drawn)
         others = [c for i, c in enumerate(among) if i not in chosen and c.node is not None]
-        missing = min(size - len(cohort), len(others))
+        missing = min(len(drawn) - len(cohort), len(others))
         cohort += _draw(others, missing, seed, "cohort replacements", round)
     return cohort
+
+
+def _sampler(sampling: Sampling, among: Sequence[Candidate], size: int, seed: int) -> ClientSampler:
+    if sampling == "round_robin":
+        return RoundRobinSampler(len(among), size, seed)
+    if sampling == "stratified":
+        numbers: dict[str | None, int] = {}
+        clusters = [numbers.setdefault(client.cluster, len(numbers)) for client in among]
+        return StratifiedSampler(clusters, size, seed)
+    return UniformSampler(len(among), size, seed)
 
 
 def evaluation_cohort(

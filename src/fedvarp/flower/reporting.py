@@ -105,7 +105,8 @@ class RunLog:
         """
         settings = self._settings
         size = settings.clients_per_round or f"{settings.fraction_train:.0%} of the"
-        log(INFO, "\t├──> Cohort: %s clients, seed %d", size, settings.seed)
+        drawn = settings.sampling.replace("_", " ")
+        log(INFO, "\t├──> Cohort: %s clients, %s, seed %d", size, drawn, settings.seed)
         log(INFO, "\t├──> Clients known by: %s", settings.identity)
         log(INFO, "\t├──> Clients count: %s", _objective(settings, rounds))
         log(INFO, "\t├──> Checkpoint: %s", settings.checkpoint or "none, a restart begins anew")

@@ -19,7 +19,6 @@ from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.rows import ClientRows, Clusters
 from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
-from fedvarp.server.optimizers import ServerSGD
 from fedvarp.server.server import Server
 from fedvarp.settings.calls import written_call
 from fedvarp.tables.settings import Table
@@ -31,6 +30,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 _WHY_UNCHANGING: Final = {
     "seed": "its cohorts would be others",
+    "sampling": "its cohorts would be drawn otherwise",
     "identity": "nobody would find their row again",
     "weighting": "it would be trained for another objective",
     "client_lr": "old and new rows would be in different units (clients whose rate changes report "
@@ -119,8 +119,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         aggregator = _aggregator(settings, layout, checkpoint, clients, clusters)
         for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
-        optimizer = settings.server_optimizer or ServerSGD(lr=settings.server_lr)
-        server = Server(layout.vector(initial), aggregator, optimizer)
+        server = Server(layout.vector(initial), aggregator, settings.make_server_optimizer())
         units = UpdateUnits(settings.client_lr, settings.normalise_steps)
         buffers = layout.read_buffers(initial)
         if checkpoint is not None and checkpoint.restore(server):
@@ -195,7 +194,7 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: Strate
             f"The run in {folder} has a model with other arrays. Start with the model it was begun "
             f"with, or choose another folder; nothing was changed."
         )
-    begun_with = notes["settings"]
+    begun_with = {"sampling": "uniform", **notes["settings"]}  # which was the only one once
     if unknown := settings.unchanging.keys() - begun_with.keys():
         raise CheckpointError(
             f"The run in {folder} was begun by a version of fedvarp without the setting "

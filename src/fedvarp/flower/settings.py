@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedvarp.flower.cohort import WhenOffline
+from fedvarp.flower.cohort import Candidate, Sampling, WhenOffline
+from fedvarp.flower.replies import RefusedReplyError
 from fedvarp.flower.reporting import MetricsAggregator
-from fedvarp.flower.rows import ClusterSource
+from fedvarp.flower.rows import Clusters, ClusterSource
+from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
 from fedvarp.settings.checked import check_fields
+from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
 
 Weighting = Literal["uniform", "examples"]
+Strata = Mapping[str | int, str | int] | Callable[[str], str | int]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -31,9 +37,15 @@ class StrategySettings:
         fraction_evaluate: Share of the nodes online that evaluate the model after a round; 0: no
             evaluation on clients.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
-        server_lr: η_s, the server's learning rate; the paper's is 1.0.
-        server_optimizer: Takes the place of ``ServerSGD(server_lr)``, such as
-            `fedvarp.ServerMomentum`.
+        sampling: How cohorts are drawn: "uniform"ly; "stratified", from each cluster its share; or
+            "round_robin", clients in turn.
+        strata: With sampling="stratified" the cluster of each client: {name: cluster}, or a
+            function from a client's name to it. None: the clusters of `ClusterFedVARP`. Clients
+            whose cluster is not known make one of their own.
+        server_lr: η_s, the server's learning rate; None: the optimiser's own default, for "sgd"
+            the paper's 1.0.
+        server_optimizer: "sgd", "adam", "yogi", "adagrad", "exp", the import path of one of your
+            own, or an optimiser with settings of its own, such as `fedvarp.ServerMomentum`.
         client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
             same in all rounds (but in SCAFFOLD, whose variates are gradients), and must stay the
             same while a run lasts: clients whose rate changes report it.
@@ -74,8 +86,10 @@ class StrategySettings:
     fraction_train: Decay = 1.0
     fraction_evaluate: Share = 1.0
     seed: Seed = 0
-    server_lr: Positive = 1.0
-    server_optimizer: ServerOptimizer | None = None
+    sampling: Sampling = "uniform"
+    strata: Strata | None = None
+    server_lr: Positive | None = None
+    server_optimizer: str | ServerOptimizer | None = None
     client_lr: Positive = 1.0
     normalise_steps: bool = False
     checkpoint: str | os.PathLike[str] | None = None
@@ -96,14 +110,28 @@ class StrategySettings:
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
 
     def __post_init__(self) -> None:
+        if str(self.sampling) == "importance":
+            raise ValueError(
+                f'{type(self).__name__}: sampling="importance" is for simulations alone: its '
+                f"weights need to know how likely each client is to answer, which nobody does in "
+                f'a federation. "stratified" also lessens the noise of who takes part.'
+            )
         check_fields(self)
+        clustered = self.strata is not None or self.cluster_source is not None
+        if self.sampling == "stratified" and not clustered:
+            raise ValueError(
+                f'{type(self).__name__}: sampling="stratified" needs the cluster of each client: '
+                f"give strata={{name: cluster}}, or a function of the name."
+            )
+        if self.strata is not None and self.sampling != "stratified":
+            raise ValueError(f'{type(self).__name__}: strata go with sampling="stratified".')
         codec_named(self.codec)
         if self.where == "disk" and self.checkpoint is None:
             raise ValueError(
                 f"{type(self).__name__}: where='disk' needs a folder for the rows; give "
                 f"checkpoint='some/folder'."
             )
-        if self.server_optimizer is not None and self.server_lr != 1.0:
+        if isinstance(self.server_optimizer, ServerOptimizer) and self.server_lr is not None:
             raise ValueError(
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
@@ -114,6 +142,10 @@ class StrategySettings:
                 f"{type(self).__name__}: max_rows={self.max_rows} is less than a cohort of "
                 f"{cohort}, whose rows must fit."
             )
+        try:
+            self.make_server_optimizer()
+        except SettingsError as error:
+            raise SettingsError(f"{type(self).__name__}: {error}") from None
         if self.clients_per_round is not None and self.min_replies > self.clients_per_round:
             raise ValueError(
                 f"{type(self).__name__}: min_replies={self.min_replies} can never be reached with "
@@ -144,7 +176,32 @@ class StrategySettings:
             "weighting": self.weighted_by,
             "client_lr": self.client_lr,
             "normalise_steps": self.normalise_steps,
+            "sampling": self.sampling,
         }
+
+    def placed(self, among: Sequence[Candidate]) -> list[Candidate]:
+        """Says of candidates to which of the strata they belong, if strata are given.
+
+        Args:
+            among: Those among whom a cohort is drawn.
+
+        Returns:
+            The same, in the same order.
+        """
+        if self.strata is None:
+            return list(among)
+        strata, placed = Clusters(self.strata), []
+        for candidate in among:
+            with contextlib.suppress(RefusedReplyError):  # whoever nobody knows the cluster of
+                candidate = replace(candidate, cluster=strata.label_of(candidate.name, None))
+            placed.append(candidate)
+        return placed
+
+    def make_server_optimizer(self) -> ServerOptimizer:
+        """The server's optimiser, by `server_optimizer` and `server_lr`."""
+        given = self.server_optimizer or "sgd"
+        rate = {} if self.server_lr is None else {"lr": self.server_lr}
+        return make_server_optimizer(given, **rate)
 
     def cohort_size(self, num_clients: int) -> int:
         """How many clients train in a round.

@@ -170,13 +170,14 @@ class ServerStrategy(StrategySettings, Strategy):
         self._names.find(grid, self.clients)
         online = self.clients.still_at(grid.get_node_ids())
         rounds.rows.count(len(online))
-        among = candidates(self.clients, online)
+        among = self.placed(candidates(self.clients, online))
         cohort = training_cohort(
             among,
             self.cohort_size(len(among)),
             seed=self.seed,
             round=server_round - 1,
             when_offline=self.when_offline,
+            sampling=self.sampling,
         )
         log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(online))
         broadcast = rounds.send(server_round, cohort)

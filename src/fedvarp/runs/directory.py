@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import tomli_w
 
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.identity import without_none
+from fedvarp.runs.identity import with_later_settings, without_none
 from fedvarp.runs.journal import read_last_line, read_lines
 from fedvarp.runs.versions import write_versions
 from fedvarp.runs.whole_files import write_whole
@@ -169,12 +169,13 @@ class RunDirectory:
         if not self.exists:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         try:
-            return tomllib.loads(self.config_file.read_text(encoding="utf-8"))
+            read = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
         except ValueError as error:  # of TOML, or of the encoding
             raise RunError(
                 f"{self.config_file} is damaged ({error}). Restore it from a copy, or leave the "
                 f"run out."
             ) from error
+        return with_later_settings(read)
 
     def remember_data_folder(self, folder: str | None) -> None:
         """Notes where the data files are, so that the run can be resumed without being told.

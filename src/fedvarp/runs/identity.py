@@ -157,6 +157,24 @@ def with_choice_of_auto(settings: Mapping[str, Any], recorded: Mapping[str, Any]
     return nested(flat | {n: was[n] for n in (_TRAINER, _WORKERS, _AUTO) if n in was})
 
 
+def with_later_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run as they would be written today: some things were no settings once.
+
+    >>> with_later_settings({"server": {"lr": 1.0, "momentum": 0.0}})
+    {'server': {'name': 'sgd', 'lr': 1.0, 'momentum': 0.0}}
+
+    Args:
+        settings: Nested, as config.toml has them.
+
+    Returns:
+        The same, with what the run had no choice about.
+    """
+    server = settings.get("server")
+    if not isinstance(server, Mapping) or "momentum" not in server:  # which was always written
+        return dict(settings)
+    return {**settings, "server": {"name": "sgd", **server}}
+
+
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names.
 

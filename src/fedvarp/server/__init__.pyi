@@ -1,6 +1,11 @@
+from .adaptive import ServerAdagrad as ServerAdagrad
+from .adaptive import ServerAdam as ServerAdam
+from .adaptive import ServerYogi as ServerYogi
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
+from .extrapolation import ServerExP as ServerExP
 from .flat_model import FlatModel as FlatModel
+from .names import SERVER_OPTIMIZERS as SERVER_OPTIMIZERS
 from .optimizers import ServerMomentum as ServerMomentum
 from .optimizers import ServerOptimizer as ServerOptimizer
 from .optimizers import ServerSGD as ServerSGD

@@ -97,6 +97,7 @@ class Checkpoint:
         *,
         tensors: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
+        sampler: Mapping[str, Tensor] | None = None,
         entries: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Saves the server as it is now, in one transaction.
@@ -105,6 +106,7 @@ class Checkpoint:
             server: The server.
             tensors: Whatever else belongs to the round, for instance a model's buffers.
             notes: The same, for what JSON can hold.
+            sampler: What a sampler that learns from the rounds has learned.
             entries: What is new in a collection that grows, by key: earlier entries stay, so that
                 the history of a long run is not written again in every round.
 
@@ -122,7 +124,7 @@ class Checkpoint:
         self._refuse_rows_elsewhere(tables)
         remembered = dict(server.aggregator.state_dict())
         _refuse_what_cannot_be_taken_back(server.aggregator, remembered)
-        extra = dict(tensors or {})
+        extra, learned = dict(tensors or {}), dict(sampler or {})
         about = {
             "format": FORMAT,
             "version": __version__,
@@ -132,6 +134,7 @@ class Checkpoint:
             "aggregator": _layout(remembered),
             "table": _layout(_beside_rows(server)),
             "tensors": _layout(extra),
+            "sampler": _layout(learned),
             "notes": dict(notes or {}),
         }
         batch: dict[tuple[str, str], Tensor | None] = {("state", "w"): server.w}
@@ -143,6 +146,8 @@ class Checkpoint:
             batch["state", f"table/{name}"] = tensor
         for name, tensor in extra.items():
             batch["state", f"tensors/{name}"] = tensor
+        for name, tensor in learned.items():
+            batch["state", f"sampler/{name}"] = tensor
         for key, entry in (entries or {}).items():
             batch[_ENTRIES, key] = as_json(entry)
         for table in tables:
@@ -201,6 +206,10 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that were committed beside the server."""
         return self._read_all("tensors", self._about.get("tensors", {}))
+
+    def sampler(self) -> dict[str, Tensor]:
+        """What the sampler had learned."""
+        return self._read_all("sampler", self._about.get("sampler", {}))
 
     def beside_rows(self) -> dict[str, Tensor]:
         """What the table kept beside its rows: clusters that change with time."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.settings.bounds import Momentum, Positive
 from fedvarp.settings.checked import checked
 from fedvarp.tables.blocks import blocks, longest_block
@@ -15,6 +16,13 @@ from fedvarp.tables.blocks import blocks, longest_block
 
 class ServerOptimizer(ABC):
     """One step of the server's model; what it remembers is saved by checkpoints."""
+
+    def observe(self, updates: RoundUpdates) -> None:  # noqa: B027
+        """Looks at what came back, before the step; most have no need to.
+
+        Args:
+            updates: Those that v was made of, checked by the server; none where nobody answered.
+        """
 
     @abstractmethod
     def step(self, w: Tensor, v: Tensor, scale: float) -> None:
@@ -125,3 +133,17 @@ class ServerMomentum(ServerOptimizer):
     def describe(self) -> Mapping[str, object]:
         """Name and settings."""
         return {"optimizer": "momentum", "server_lr": self.lr, "server_momentum": self.beta}
+
+
+def sgd(lr: Positive = 1.0, momentum: Momentum = 0.0) -> ServerOptimizer:
+    """Plain or heavy-ball steps, as settings name them.
+
+    Args:
+        lr: η_s, above zero; 1 is the paper's, with which FedAvg's model is the mean of the
+            clients' models.
+        momentum: In [0, 1); 0 for none.
+
+    Returns:
+        `ServerSGD`, or `ServerMomentum` where there is momentum.
+    """
+    return ServerMomentum(lr, momentum) if momentum else ServerSGD(lr)

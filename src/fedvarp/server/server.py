@@ -12,7 +12,7 @@ import torch
 from pydantic import InstanceOf
 from torch import Tensor
 
-from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
@@ -163,6 +163,7 @@ class Server:
                 refuse_direction(v, self.w, self.aggregator, "without_replies")
         if v is not None:
             dim = len(self.w)
+            self.optimizer.observe(usable)
             self.optimizer.step(self.w, v, usable.scale)  # line 9
             refuse_step(self.w, dim, self.optimizer)
             self.round += 1
@@ -190,6 +191,22 @@ class Server:
         remembered = len(usable.clients) > 0 and self.aggregator.receive_late(usable)
         accepted = tuple(usable.clients.tolist()) if remembered else ()
         return RoundReport(self.round, accepted, dict(usable.refused))
+
+    @torch.no_grad()
+    def residuals(self, updates: RoundUpdates) -> Tensor:
+        """How far replies are from what the rows foretold; ask before they are received.
+
+        Args:
+            updates: What came back, unchecked.
+
+        Returns:
+            (M,) float64, ‖Δ_i − y_i‖; ‖Δ_i‖ for an algorithm whose rows are no updates.
+        """
+        table, deltas = self.aggregator.table, updates.deltas
+        if table is not None and isinstance(self.aggregator, LatestUpdates):
+            deltas = deltas - table.get(updates.clients)
+        norms: Tensor = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64)
+        return norms
 
     def skip(self) -> None:
         """Counts a round in which nobody answered, so that the next one draws another cohort."""

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import InitErrorDetails
@@ -51,7 +51,10 @@ class Choice(Section):
     @property
     def options(self) -> dict[str, Any]:
         """What is said of it beside its name."""
-        return dict(self.model_extra or {})
+        return {name: value for name, value in self if name != "name" and value is not None}
+
+
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
 
 
 class Registry(dict[str, str | Maker]):
@@ -128,7 +131,7 @@ class Registry(dict[str, str | Maker]):
         except SettingsError as error:
             raise _wrong(where, name, error) from None
 
-    def complete(self, choice: Choice, where: str) -> Choice:
+    def complete(self, choice: AnyChoice, where: str) -> AnyChoice:
         """The choice with all its options, those that were left out at their defaults.
 
         Args:
@@ -149,7 +152,7 @@ class Registry(dict[str, str | Maker]):
         except ValidationError as error:
             raise _below(where, error, options) from None
         filled = {name: value for name, value in dict(checked).items() if value is not None}
-        return Choice(name=choice.name, **filled)
+        return type(choice)(name=choice.name, **filled)
 
     def make(self, choice: Choice, **given: Any) -> Any:
         """Calls what was chosen with its options, and with those of `given` that it takes."""

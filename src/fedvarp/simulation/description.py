@@ -63,6 +63,8 @@ def behind_names(task: Task) -> dict[str, Any]:
     told = _objects(task)
     if not isinstance(task.local_sgd.schedule, Section):
         told["schedule"] = content(task.local_sgd.schedule, "local_sgd.schedule")
+    if not is_of_a_library(type(task.server_optimizer)):
+        told["server_optimizer"] = content(task.server_optimizer, "server_optimizer")
     return {"sampler": told.pop("sampler"), "given": told}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedvarp.clients.sampling import LearningSampler
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings
@@ -117,6 +118,8 @@ class RecordedRun:
         refuse_edited_settings(self._directory, committed, self._lasting)
         if self._checkpoint.restore(self._simulation.server):
             self._simulation.buffers = self._checkpoint.tensors()
+            if isinstance(self._simulation.sampler, LearningSampler):
+                self._simulation.sampler.load_state_dict(self._checkpoint.sampler())
         notes = self._checkpoint.notes
         self._metrics.cut_back(notes.get("metrics_bytes", 0))
         # No commit waits until the disk has these: a power failure may have cost some.
@@ -131,9 +134,11 @@ class RecordedRun:
     def _commit(self) -> None:
         if self._recording.fsync:
             self._metrics.sync()
+        sampler = self._simulation.sampler
         self._checkpoint.commit(
             self._simulation.server,
             tensors=self._simulation.buffers,
+            sampler=sampler.state_dict() if isinstance(sampler, LearningSampler) else None,
             notes={
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,

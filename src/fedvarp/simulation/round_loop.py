@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
-from fedvarp.clients.sampling import ClientSampler, Cohort
+from fedvarp.clients.sampling import ClientSampler, Cohort, LearningSampler
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
 from fedvarp.runs.figures import FIGURES
@@ -121,7 +121,12 @@ class Simulation:
 
     def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
         """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
+        sampler = self.sampler if isinstance(self.sampler, LearningSampler) else None
+        residuals = None if sampler is None else self.server.residuals(updates)
         report = self.server.receive(updates)
+        if sampler is not None and residuals is not None:
+            used = torch.isin(updates.clients, torch.tensor(report.accepted, dtype=torch.int64))
+            sampler.observe(updates.clients[used], residuals.cpu()[used])
         if not report.stepped:
             self.server.skip()
         if self.buffers:

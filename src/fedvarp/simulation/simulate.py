@@ -18,7 +18,8 @@ from fedvarp.clients.sampling import ClientSampler, UniformSampler
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import DivergenceWarning
 from fedvarp.runs.divergence import judged
-from fedvarp.server.optimizers import ServerOptimizer, ServerSGD
+from fedvarp.server.names import make_server_optimizer
+from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
 from fedvarp.simulation.callbacks import Callback
@@ -47,7 +48,7 @@ def simulate(
     ] = "fedvarp",
     seed: Seed = 0,
     server_optimizer: Annotated[
-        ServerOptimizer | None, Field(examples=["ServerSGD(lr=1.0)"])
+        str | ServerOptimizer | None, Field(examples=['"adam", or ServerSGD(lr=1.0)'])
     ] = None,
     table: Annotated[Table | None, Field(examples=['Table(where="disk")'])] = None,
     trainer: Annotated[
@@ -80,7 +81,9 @@ def simulate(
             one of your own, its class, a function that makes it from `TableSettings`, or an
             aggregator, which is copied: the run's own is that of `result.server`.
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
-        server_optimizer: The paper's ServerSGD(lr=1) unless given.
+        server_optimizer: "sgd" (the paper's, with a rate of 1) unless given; "adam", "yogi",
+            "adagrad", "exp", the import path of one of your own, or an optimiser with settings of
+            its own, such as ``ServerAdam(lr=0.1)``.
         table: Where the table of client states lives, how rows are stored, who shares one.
         trainer: Who trains the clients: a name, `Trainer` for more, or one of your own.
         evaluation: How often the model is judged, on what, and when it is good enough.
@@ -112,7 +115,7 @@ def simulate(
         sampler=sampler,
         algorithm=algorithm,
         seed=seed,
-        server_optimizer=server_optimizer or ServerSGD(lr=1.0),
+        server_optimizer=make_server_optimizer(server_optimizer or "sgd"),
         table=table or Table(),
         trainer=Trainer(name=trainer) if isinstance(trainer, str) else trainer,
         evaluation=evaluation or Evaluation(),

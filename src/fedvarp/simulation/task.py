@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss, mean_steps
-from fedvarp.clients.sampling import ClientSampler
+from fedvarp.clients.sampling import ClientSampler, LearningSampler
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
@@ -120,7 +121,7 @@ class Task:
                 opened.callback(rows.close)
             simulation = Simulation(
                 server=Server(flat.vector(), aggregator, self.server_optimizer),
-                sampler=self.sampler,
+                sampler=_fresh(self.sampler),
                 trainer=trainer,
                 evaluator=evaluator,
                 model=flat,
@@ -240,6 +241,15 @@ class Task:
         trainer = make_trainer(settings.name, parts)
         opened.callback(trainer.close)
         return trainer
+
+
+def _fresh(sampler: ClientSampler) -> ClientSampler:
+    """A copy of a sampler that learns, lest two runs share what it knows; others as they are."""
+    if not isinstance(sampler, LearningSampler):
+        return sampler
+    sampler = copy.deepcopy(sampler)
+    sampler.load_state_dict({})
+    return sampler
 
 
 class _Choice:
