@@ -50,7 +50,7 @@ SAMPLERS: dict[str, Callable[..., ClientSampler]] = {
     "round_robin": lambda **more: RoundRobinSampler(N, M, seed=0, **more),
     "importance": importance,
 }
-unbiased = [name for name in ALGORITHMS if registry.is_unbiased(name)]
+unbiased = [name for name in ALGORITHMS if registry.fresh(name).unbiased]
 
 
 @pytest.mark.parametrize("scheme", SAMPLERS)
