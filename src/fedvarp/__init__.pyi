@@ -14,6 +14,7 @@ from . import theory as theory
 from . import trainers as trainers
 from .algorithms import MIFA as MIFA
 from .algorithms import Aggregator as Aggregator
+from .algorithms import Clipped as Clipped
 from .algorithms import ClusterFedVARP as ClusterFedVARP
 from .algorithms import FedAvg as FedAvg
 from .algorithms import FedDyn as FedDyn

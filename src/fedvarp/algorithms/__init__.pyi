@@ -1,4 +1,5 @@
 from .aggregator import Aggregator as Aggregator
+from .clipped import Clipped as Clipped
 from .cluster_fedvarp import ClusterFedVARP as ClusterFedVARP
 from .fedavg import FedAvg as FedAvg
 from .feddyn import FedDyn as FedDyn

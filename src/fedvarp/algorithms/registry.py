@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
 from fedvarp.algorithms.feddyn import FedDyn
@@ -56,6 +57,7 @@ class TableSettings:
         parameters: Where each parameter of the model lies in a row, by its name and in order;
             nothing if the model is one vector without names.
         kept: Of which parameters rows are kept: "last_layer", or patterns of names; None: of all.
+        clip_updates: How many times the running median norm updates may be long; None: any.
     """
 
     num_clients: int
@@ -70,6 +72,7 @@ class TableSettings:
     fsync: bool = True
     parameters: Mapping[str, slice] = field(default_factory=dict)
     kept: Sequence[str] | None = None
+    clip_updates: float | None = None
 
     def rows(self, count: int, weights: Tensor | None, name: str = "rows") -> RowTable:
         """A new table in the place and with the codec of these settings.
@@ -163,12 +166,26 @@ def make_algorithm(
         settings: What its table is to be like.
 
     Returns:
-        A new algorithm.
+        A new algorithm, over clipped updates if the settings say so.
 
     Raises:
         SettingsError: There is no algorithm of that name, it is none, or its table was written to
             before or is not for these clients and this model.
     """
+    made = _unclipped(algorithm, settings)
+    if settings.clip_updates is None:
+        return made
+    if isinstance(made, Clipped):
+        raise SettingsError(
+            f"clip_updates is set, and algorithm = Clipped(…, {made.multiple:g}) clips its updates "
+            f"by itself: give one of the two."
+        )
+    return Clipped(made, settings.clip_updates)
+
+
+def _unclipped(
+    algorithm: str | Callable[..., Aggregator] | Aggregator, settings: TableSettings
+) -> Aggregator:
     make: Any = algorithm
     options: dict[str, Any] = {}
     if isinstance(algorithm, str):
