@@ -24,6 +24,7 @@ from .algorithms import FedVARP as FedVARP
 from .algorithms import Reply as Reply
 from .algorithms import RoundUpdates as RoundUpdates
 from .algorithms import Scaffold as Scaffold
+from .algorithms import TrimmedMean as TrimmedMean
 from .clients import LocalSGD as LocalSGD
 from .errors import DivergenceWarning as DivergenceWarning
 from .errors import FedvarpError as FedvarpError

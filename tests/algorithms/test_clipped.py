@@ -226,4 +226,4 @@ def test_settings_clip_any_algorithm_but_only_once() -> None:
 
 @pytest.mark.parametrize("off", [None, False])
 def test_false_and_none_switch_it_off(off: bool | None) -> None:
-    assert Table(clip_updates=off).clip_updates is None  # type: ignore[arg-type]
+    assert Table(clip_updates=off).clip_updates is None

@@ -12,3 +12,4 @@ from .registry import TableSettings as TableSettings
 from .round_updates import Reply as Reply
 from .round_updates import RoundUpdates as RoundUpdates
 from .scaffold import Scaffold as Scaffold
+from .trimmed_mean import TrimmedMean as TrimmedMean

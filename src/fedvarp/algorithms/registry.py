@@ -23,7 +23,8 @@ from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
-from fedvarp.settings.bounds import Momentum, NotNegative, Positive, Share
+from fedvarp.algorithms.trimmed_mean import TrimmedMean
+from fedvarp.settings.bounds import BelowHalf, Momentum, NotNegative, Positive, Share
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
@@ -314,3 +315,13 @@ def fedprox(table: TableSettings, mu: NotNegative = 0.01) -> FedProx:
 def feddyn(table: TableSettings, alpha: Positive = 0.1) -> FedDyn:
     """FedDyn over a row for each client."""
     return FedDyn(table.row_per_client(), alpha)
+
+
+def trimmed_mean(table: TableSettings, beta: Share = 1.0, trim: BelowHalf = 0.1) -> TrimmedMean:
+    """The coordinate-wise trimmed mean of what clients say beyond their rows."""
+    return TrimmedMean(table.row_per_client(), beta, trim)
+
+
+def median(table: TableSettings, beta: Share = 1.0) -> TrimmedMean:
+    """The coordinate-wise median of what clients say beyond their rows."""
+    return TrimmedMean(table.row_per_client(), beta, trim=0.5)
