@@ -25,7 +25,7 @@ _EVALUATION: Final = {"evaluate_every": "every"} | {
     name: name for name in ("num_train_clients", "num_test_examples", "target_accuracy")
 }
 _RECORDING: Final = {n: n for n in ("out", "resume", "commit_every", "fsync", "progress")}
-_TABLE: Final = {n: n for n in ("where", "codec", "clusters", "recluster_every")}
+_TABLE: Final = {n: n for n in ("where", "codec", "clusters", "recluster_every", "clip_updates")}
 _TRAINER: Final = {n: n for n in ("workers", "compile", "exact", "device", "threads")}
 
 

@@ -14,6 +14,7 @@ from . import theory as theory
 from . import trainers as trainers
 from .algorithms import MIFA as MIFA
 from .algorithms import Aggregator as Aggregator
+from .algorithms import Clipped as Clipped
 from .algorithms import ClusterFedVARP as ClusterFedVARP
 from .algorithms import FedAvg as FedAvg
 from .algorithms import FedDyn as FedDyn
@@ -23,6 +24,7 @@ from .algorithms import FedVARP as FedVARP
 from .algorithms import Reply as Reply
 from .algorithms import RoundUpdates as RoundUpdates
 from .algorithms import Scaffold as Scaffold
+from .algorithms import TrimmedMean as TrimmedMean
 from .clients import LocalSGD as LocalSGD
 from .errors import DivergenceWarning as DivergenceWarning
 from .errors import FedvarpError as FedvarpError

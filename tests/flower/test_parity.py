@@ -30,7 +30,9 @@ from fedvarp.flower import (
     FedVARPAdaptive,
     FedVARPMixed,
     LocalSteps,
+    Median,
     Scaffold,
+    TrimmedMean,
     answer_identity,
 )
 from fedvarp.models import LogisticRegression, initialised
@@ -49,6 +51,8 @@ STRATEGIES: dict[str, Any] = {
     "fedvarp_mixed": FedVARPMixed,
     "fedprox(mu=0.5)": partial(FedProx, mu=0.5),
     "feddyn(alpha=0.5)": partial(FedDyn, alpha=0.5),
+    "trimmed_mean(trim=0.3)": partial(TrimmedMean, trim=0.3),
+    "median": Median,
 }
 
 
@@ -165,6 +169,7 @@ def test_rounds_are_those_of_the_simulation(
         seed=3,
         evaluate_every=rounds,
         progress=False,
+        clip_updates="median",  # as strategies do unless told otherwise
     )
     grid = InProcessGrid(local_sgd_app(dataset, a_model(), local_sgd, seed=3))
     chance = random.Random(algorithm)

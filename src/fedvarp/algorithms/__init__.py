@@ -15,6 +15,7 @@ of them are ``v = β·ȳ + Σ_{i∈S} a_i (Δ_i − β·y_i)``, then ``y_i ← �
 | SCAFFOLD       | 1/M | 0 | c_i; clients add c̄ − c_i to each gradient; c_i ← Δ_i − that        |
 | FedProx        | 1/M | 0 | none; clients add μ (w_i − w) to each gradient                     |
 
+Where the mean over S is a trimmed mean or a median (`TrimmedMean`), the 1/M Σ of FedVARP is one.
 FedDyn stands beside them: clients add α (w_i − w) − h_i to each gradient, h_i ← h_i − α (w_i − w),
 and v = 1/M Σ Δ_i + h̄ / (α·scale).
 

@@ -1,4 +1,5 @@
 from .aggregator import Aggregator as Aggregator
+from .clipped import Clipped as Clipped
 from .cluster_fedvarp import ClusterFedVARP as ClusterFedVARP
 from .fedavg import FedAvg as FedAvg
 from .feddyn import FedDyn as FedDyn
@@ -11,3 +12,4 @@ from .registry import TableSettings as TableSettings
 from .round_updates import Reply as Reply
 from .round_updates import RoundUpdates as RoundUpdates
 from .scaffold import Scaffold as Scaffold
+from .trimmed_mean import TrimmedMean as TrimmedMean

@@ -107,6 +107,11 @@ class Aggregator(ABC):
         """The table of client rows, saved by checkpoints; None if the algorithm has none."""
         return None
 
+    @property
+    def unwrapped(self) -> Aggregator:
+        """The algorithm itself, where this is one that stands before it, such as `Clipped`."""
+        return self
+
     def state_dict(self) -> Mapping[str, Tensor]:
         """What it remembers from round to round beside its table, saved by checkpoints."""
         return {}

@@ -23,6 +23,8 @@ ALGORITHMS: Final = Registry(
             "fedvarp_mixed",
             "fedprox",
             "feddyn",
+            "trimmed_mean",
+            "median",
         )
     },
     fills_required=True,

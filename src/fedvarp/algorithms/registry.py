@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.fedavg import FedAvg
 from fedvarp.algorithms.feddyn import FedDyn
@@ -22,7 +23,8 @@ from fedvarp.algorithms.fedvarp import FedVARP
 from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
-from fedvarp.settings.bounds import Momentum, NotNegative, Positive, Share
+from fedvarp.algorithms.trimmed_mean import TrimmedMean
+from fedvarp.settings.bounds import BelowHalf, Momentum, NotNegative, Positive, Share
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
@@ -57,6 +59,7 @@ class TableSettings:
         parameters: Where each parameter of the model lies in a row, by its name and in order;
             nothing if the model is one vector without names.
         kept: Of which parameters rows are kept: "last_layer", or patterns of names; None: of all.
+        clip_updates: How many times the running median norm updates may be long; None: any.
     """
 
     num_clients: int
@@ -72,6 +75,7 @@ class TableSettings:
     max_rows: int | None = None
     parameters: Mapping[str, slice] = field(default_factory=dict)
     kept: Sequence[str] | None = None
+    clip_updates: float | None = None
 
     def rows(
         self, count: int, weights: Tensor | None, name: str = "rows", max_rows: int | None = None
@@ -170,12 +174,26 @@ def make_algorithm(
         settings: What its table is to be like.
 
     Returns:
-        A new algorithm.
+        A new algorithm, over clipped updates if the settings say so.
 
     Raises:
         SettingsError: There is no algorithm of that name, it is none, or its table was written to
             before or is not for these clients and this model.
     """
+    made = _unclipped(algorithm, settings)
+    if settings.clip_updates is None:
+        return made
+    if isinstance(made, Clipped):
+        raise SettingsError(
+            f"clip_updates is set, and algorithm = Clipped(…, {made.multiple:g}) clips its updates "
+            f"by itself: give one of the two."
+        )
+    return Clipped(made, settings.clip_updates)
+
+
+def _unclipped(
+    algorithm: str | Callable[..., Aggregator] | Aggregator, settings: TableSettings
+) -> Aggregator:
     make: Any = algorithm
     options: dict[str, Any] = {}
     if isinstance(algorithm, str):
@@ -304,3 +322,13 @@ def fedprox(table: TableSettings, mu: NotNegative = 0.01) -> FedProx:
 def feddyn(table: TableSettings, alpha: Positive = 0.1) -> FedDyn:
     """FedDyn over a row for each client."""
     return FedDyn(table.row_per_client(), alpha)
+
+
+def trimmed_mean(table: TableSettings, beta: Share = 1.0, trim: BelowHalf = 0.1) -> TrimmedMean:
+    """The coordinate-wise trimmed mean of what clients say beyond their rows."""
+    return TrimmedMean(table.row_per_client(), beta, trim)
+
+
+def median(table: TableSettings, beta: Share = 1.0) -> TrimmedMean:
+    """The coordinate-wise median of what clients say beyond their rows."""
+    return TrimmedMean(table.row_per_client(), beta, trim=0.5)

@@ -44,6 +44,8 @@ LOOKS: Final[dict[str, Look]] = {
     "fedvarp_mixed": Look("FedVARP, mixed", "#009E73", "solid", "star"),
     "fedprox": Look("FedProx", "#56B4E9", "dot", "circle"),
     "feddyn": Look("FedDyn", "#7F7F7F", "longdash", "triangle-up"),
+    "trimmed_mean": Look("Trimmed mean", "#009E73", "dash", "square"),
+    "median": Look("Median", "#009E73", "dot", "x"),
 }
 
 # For algorithms of one's own: what is left of the palette but yellow, which white paper swallows.

@@ -10,5 +10,7 @@ from .strategies import FedStale as FedStale
 from .strategies import FedVARP as FedVARP
 from .strategies import FedVARPAdaptive as FedVARPAdaptive
 from .strategies import FedVARPMixed as FedVARPMixed
+from .strategies import Median as Median
 from .strategies import Scaffold as Scaffold
+from .strategies import TrimmedMean as TrimmedMean
 from .strategy import ServerStrategy as ServerStrategy

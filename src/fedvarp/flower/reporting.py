@@ -131,6 +131,9 @@ class RunLog:
             log(WARNING, "\t> The reply of %s is not used: %s.", who, why)
         for name, late in outcome.refreshed:
             log(INFO, "\t> A late reply refreshed the row of %r, %d round(s) stale.", name, late)
+        if outcome.clipped:
+            who = ", ".join(map(repr, outcome.clipped))
+            log(WARNING, "\t> %d updates were clipped: those of %s.", len(outcome.clipped), who)
         if outcome.nameless:
             identity = self._settings.identity
             self._once(

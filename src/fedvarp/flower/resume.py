@@ -21,7 +21,7 @@ from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.server import Server
 from fedvarp.settings.calls import written_call
-from fedvarp.tables.settings import Table
+from fedvarp.tables.settings import Table, clip_multiple
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
@@ -126,7 +126,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             units.load_state_dict(checkpoint.notes["units"])
             buffers = checkpoint.tensors()
         opened.pop_all()
-    sends_corrections = type(aggregator).corrections is not Aggregator.corrections
+    sends_corrections = type(aggregator.unwrapped).corrections is not Aggregator.corrections
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
@@ -181,6 +181,7 @@ def _aggregator(
         max_rows=settings.max_rows,
         parameters={slot.name: slice(slot.start, slot.stop) for _, slot in layout.parameters},
         kept=Table(rows=settings.rows).parameters_kept,
+        clip_updates=clip_multiple(settings.clip_updates),
     )
     return make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
 

@@ -28,6 +28,7 @@ class Outcome:
     accepted: list[Update] = field(default_factory=list)
     refreshed: list[tuple[str, int]] = field(default_factory=list)  # a late client, its staleness
     refused: list[tuple[str, str]] = field(default_factory=list)  # who, why
+    clipped: list[str] = field(default_factory=list)  # whose updates were shortened and used
     nameless: list[str] = field(default_factory=list)  # clients that go by their node id
 
 
@@ -222,6 +223,7 @@ class TrainingRounds:
             if client.row in report.accepted:
                 self.rows.refreshed(client, round)
                 outcome.accepted.append(update)
+                outcome.clipped += [client.name] * (client.row in report.clipped)
             else:
                 outcome.refused.append((repr(client.name), report.refused[client.row]))
         self.units.count(outcome.accepted)
@@ -242,6 +244,7 @@ class TrainingRounds:
             rates = [self._rate_of_late(update.round, late) for update, _ in fresh]
             report = self.server.receive_late(self._round_updates(fresh, rates, latest))
             used = [update for update, client in fresh if client.row in report.accepted]
+            outcome.clipped += [c.name for _, c in fresh if c.row in report.clipped]
         for update, client in late:
             staleness = round - update.round
             if update in used:

@@ -20,6 +20,7 @@ from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
 from fedvarp.settings.checked import check_fields
 from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
+from fedvarp.tables.settings import ClipUpdates
 
 Weighting = Literal["uniform", "examples"]
 Strata = Mapping[str | int, str | int] | Callable[[str], str | int]
@@ -73,6 +74,9 @@ class StrategySettings:
         min_replies: With fewer good replies a round changes nothing.
         late_replies: Rounds for which a late reply still refreshes its client's row; 0: never.
         max_update_norm: Longest update that is believed, ‖w − w_i‖; None: any.
+        clip_updates: How long an update may be before it is shortened: "median", 3 times the
+            running median of the norms of updates; another multiple of it above 1; None or False:
+            as long as it is. Clients are strangers, and a row is replayed until its client returns.
         arrayrecord_key: Name of the record that holds the model in a message.
         configrecord_key: Name of the record that holds the configuration.
         train_metrics_aggr_fn: As in Flower's FedAvg; None: means weighted by examples.
@@ -104,6 +108,7 @@ class StrategySettings:
     min_replies: Count = 1
     late_replies: Seed = 10
     max_update_norm: Positive | None = None
+    clip_updates: ClipUpdates | Literal[False] = "median"
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
     train_metrics_aggr_fn: MetricsAggregator | None = None

@@ -9,7 +9,7 @@ from fedvarp.algorithms.registry import PerLayer
 from fedvarp.flower.rows import ClusterSource
 from fedvarp.flower.settings import Weighting
 from fedvarp.flower.strategy import ServerStrategy
-from fedvarp.settings.bounds import Momentum, NotNegative, Positive, Share
+from fedvarp.settings.bounds import BelowHalf, Momentum, NotNegative, Positive, Share
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -240,3 +240,45 @@ class FedDyn(ServerStrategy):
     def algorithm_options(self) -> dict[str, Any]:
         """See `alpha`."""
         return {"alpha": self.alpha}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Median(FedVARP):
+    """FedVARP with the coordinate-wise median of a cohort in place of its mean (Yin et al., 2018).
+
+    What a minority of a cohort of three or more says counts for nothing beyond the others' range.
+
+    Attributes:
+        beta: β, how far rows are believed; 0 is the plain median of what came back.
+
+    All other settings: see `StrategySettings`.
+    """
+
+    algorithm: ClassVar[str] = "median"
+
+    beta: Share = 1.0
+
+    @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """See `beta`."""
+        return {"beta": self.beta}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TrimmedMean(Median):
+    """The same with the trimmed mean: the largest and smallest numbers of a cohort are left out.
+
+    Attributes:
+        trim: The share of the cohort that is left out at either end, at least one client.
+
+    All other settings: see `Median` and `StrategySettings`.
+    """
+
+    algorithm: ClassVar[str] = "trimmed_mean"
+
+    trim: BelowHalf = 0.1
+
+    @property
+    def algorithm_options(self) -> dict[str, Any]:
+        """See `beta` and `trim`."""
+        return {"beta": self.beta, "trim": self.trim}

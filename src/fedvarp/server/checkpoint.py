@@ -176,9 +176,9 @@ class Checkpoint:
         if not self._about:
             return False
         try:
-            refuse_differences(
-                self._about["server"], server.describe(), f"The checkpoint in {self.store.path}"
-            )
+            saved = self._about["server"]
+            present = {**dict.fromkeys(saved), **server.describe()}  # what is no more, differs
+            refuse_differences(saved, present, f"The checkpoint in {self.store.path}")
         except StoreError as difference:
             raise CheckpointError(str(difference)) from None
         tables = _tables(server)
@@ -253,9 +253,11 @@ class Checkpoint:
 def _refuse_what_cannot_be_taken_back(
     aggregator: Aggregator, remembered: Mapping[str, Tensor]
 ) -> None:
-    if remembered and type(aggregator).load_state_dict is Aggregator.load_state_dict:
+    algorithm = aggregator.unwrapped
+    forgets = type(algorithm).load_state_dict is Aggregator.load_state_dict
+    if remembered and forgets and (given := algorithm.state_dict()):
         raise CheckpointError(
-            f"{type(aggregator).__name__} gives {', '.join(remembered)} to be saved, and "
+            f"{type(algorithm).__name__} gives {', '.join(given)} to be saved, and "
             f"has no load_state_dict() to take them back. Define it, or the run could not be "
             f"resumed."
         )

@@ -13,6 +13,7 @@ from pydantic import InstanceOf
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
@@ -52,12 +53,14 @@ class RoundReport:
         accepted: The clients whose replies were used.
         refused: The others, and why theirs were not.
         stepped: Whether the model was moved and the round counted.
+        clipped: Of those accepted, whose updates were shortened first.
     """
 
     round: int
     accepted: tuple[int, ...]
     refused: Mapping[int, str]
     stepped: bool = False
+    clipped: tuple[int, ...] = ()
 
 
 class Server:
@@ -167,7 +170,8 @@ class Server:
             self.optimizer.step(self.w, v, usable.scale)  # line 9
             refuse_step(self.w, dim, self.optimizer)
             self.round += 1
-        return RoundReport(self.round, accepted, dict(usable.refused), stepped=v is not None)
+        refused, clipped = dict(usable.refused), self._clipped(accepted)
+        return RoundReport(self.round, accepted, refused, v is not None, clipped)
 
     @torch.no_grad()
     def receive_late(self, updates: RoundUpdates) -> RoundReport:
@@ -190,7 +194,9 @@ class Server:
         usable = self._usable(updates)
         remembered = len(usable.clients) > 0 and self.aggregator.receive_late(usable)
         accepted = tuple(usable.clients.tolist()) if remembered else ()
-        return RoundReport(self.round, accepted, dict(usable.refused))
+        return RoundReport(
+            self.round, accepted, dict(usable.refused), clipped=self._clipped(accepted)
+        )
 
     @torch.no_grad()
     def residuals(self, updates: RoundUpdates) -> Tensor:
@@ -203,7 +209,7 @@ class Server:
             (M,) float64, ‖Δ_i − y_i‖; ‖Δ_i‖ for an algorithm whose rows are no updates.
         """
         table, deltas = self.aggregator.table, updates.deltas
-        if table is not None and isinstance(self.aggregator, LatestUpdates):
+        if table is not None and isinstance(self.aggregator.unwrapped, LatestUpdates):
             deltas = deltas - table.get(updates.clients)
         norms: Tensor = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64)
         return norms
@@ -228,6 +234,12 @@ class Server:
             **self.optimizer.describe(),
             **self.aggregator.describe(),
         }
+
+    def _clipped(self, accepted: tuple[int, ...]) -> tuple[int, ...]:
+        """Whose updates were shortened; nobody's where none was taken in."""
+        if accepted and isinstance(self.aggregator, Clipped):
+            return self.aggregator.clipped
+        return ()
 
     def _usable(self, updates: RoundUpdates) -> RoundUpdates:
         """The replies that can be used, by client number: their order of arrival means nothing."""

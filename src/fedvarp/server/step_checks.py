@@ -42,7 +42,7 @@ def refuse_direction(v: object, w: Tensor, aggregator: Aggregator, method: str) 
         StepError: v is no vector of finite numbers with the model's shape, dtype and device; names
             the algorithm.
     """
-    who = f"{type(aggregator).__name__}.{method} returned"
+    who = f"{type(aggregator.unwrapped).__name__}.{method} returned"
     if not isinstance(v, Tensor):
         hint = " Is its `return` missing?" if v is None else ""
         raise StepError(

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings
@@ -97,7 +98,7 @@ def aggregator_name(made: Aggregator) -> str:
         The name of its class: of this package as settings spell it; of one's own as it is, with its
         module where the package has one of the same name.
     """
-    kind = type(made)
+    kind = type(made.unwrapped)
     known = {name.replace("_", ""): name for name in ALGORITHMS}.get(kind.__name__.lower())
     if kind.__module__.startswith("fedvarp."):
         return known or kind.__name__
@@ -115,6 +116,10 @@ def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]
         Its code if it is one's own, its settings, and its table where that is not the one that the
         run's settings describe. Nothing is left of the package's own algorithms.
     """
+    if isinstance(made, Clipped):
+        within = aggregator_content(made.aggregator, table)
+        by_settings = made.multiple == table.clip_updates
+        return within if by_settings else {**within, "clip_updates": made.multiple}
     of_table = {} if made.table is None else dict(made.table.describe())
     told: dict[str, Any] = content(made, "aggregator")
     the_table = {name for name, value in vars(made).items() if value is made.table}

@@ -57,7 +57,7 @@ class SimulationResult:
     @property
     def algorithm(self) -> str:
         """The name of the algorithm's class."""
-        return type(self.server.aggregator).__name__
+        return type(self.server.aggregator.unwrapped).__name__
 
     def __repr__(self) -> str:
         last = self._last_values()

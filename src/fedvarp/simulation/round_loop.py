@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clients.sampling import ClientSampler, Cohort, LearningSampler
@@ -151,6 +152,7 @@ class Simulation:
             "bytes_up": len(cohort.answering.clients) * aggregator.vectors_up * vector_bytes,
             "server_bytes": self.server.num_bytes,
             **({} if aggregator.table is None else aggregator.table.metrics()),
+            **({"clipped": len(report.clipped)} if isinstance(aggregator, Clipped) else {}),
         }
 
     def _is_due(self, record: Record, rounds: int) -> bool:

@@ -36,7 +36,7 @@ from fedvarp.simulation.recording import RecordedRun
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Evaluation, Recording
-from fedvarp.tables.settings import Table
+from fedvarp.tables.settings import Table, clip_multiple
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.makers import TrainerParts, make_trainer
 from fedvarp.trainers.settings import Trainer
@@ -213,6 +213,7 @@ class Task:
             max_rows=self.table.max_rows,
             parameters={slot.name: slice(slot.start, slot.stop) for slot in slots},
             kept=self.table.parameters_kept,
+            clip_updates=clip_multiple(self.table.clip_updates),
         )
 
     @functools.cached_property

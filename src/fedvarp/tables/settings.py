@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedvarp.settings.bounds import Count
+from fedvarp.settings.bounds import AboveOne, Count
 from fedvarp.settings.section import Section
 
 CodecName = Literal["float32", "bfloat16", "float16", "int8"]
@@ -17,6 +17,31 @@ CODEC_NAMES: Final[tuple[str, ...]] = get_args(CodecName)
 
 CLUSTERS_PATTERN: Final = r"^(own|labels|auto:[1-9]\d*(:updates)?)$"
 """The names of clusters that settings may use."""
+
+
+CLIP_AT: Final = 3.0
+"""The multiple of the running median norm that "median" stands for: see docs/robustness.md."""
+
+
+ClipUpdates = Annotated[
+    Literal["median"] | AboveOne | None,
+    BeforeValidator(lambda value: None if value is False else value),
+]
+"""Whether updates are clipped, and at which multiple of the running median of their norms."""
+
+
+def clip_multiple(clip_updates: ClipUpdates | Literal[False]) -> float | None:
+    """The multiple of the median norm that updates are clipped at; None for none.
+
+    >>> clip_multiple("median"), clip_multiple(5.0), clip_multiple(None)
+    (3.0, 5.0, None)
+
+    Args:
+        clip_updates: As it was set.
+    """
+    if clip_updates is None or clip_updates is False:
+        return None
+    return CLIP_AT if clip_updates == "median" else float(clip_updates)
 
 
 class Table(Section):
@@ -42,6 +67,11 @@ class Table(Section):
     Python also the cluster of each client."""
     recluster_every: Count | None = None
     """With "auto:K": rounds until clusters are made anew; never unless given."""
+
+    clip_updates: ClipUpdates = None
+    """How long an update may be before it is shortened: "median" (3 times the running median of the
+    norms of updates), another multiple of it above 1 (with less that median would shrink from round
+    to round), or false; as long as it is unless given."""
 
     @field_validator("clusters", mode="before")
     @classmethod

@@ -1,0 +1,164 @@
+"""Any algorithm over updates that are shortened to a multiple of their running median norm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.settings.bounds import AboveOne
+from fedvarp.settings.checked import check_fields
+from fedvarp.tables.base import ClientTable
+from fedvarp.tables.blocks import blocks
+
+WINDOW: Final = 100
+"""How many norms the running median is taken of."""
+
+_FORWARDED: Final = (
+    "vectors_down",
+    "vectors_up",
+    "counts_steps",
+    "needs_gradients",
+    "needs_models",
+)
+
+
+@dataclass(eq=False)
+class Clipped(Aggregator):
+    """An algorithm that no client can push further than a multiple of what clients mostly send.
+
+    A row is replayed in every round until its client returns, so that one bad update costs FedVARP
+    and its kin more than FedAvg. Here both v and the rows are bounded: an update longer than
+    c · median is shortened to that length before the algorithm sees it. The median is that of the
+    norms of the last hundred updates that were used, as they were used, so that nobody can raise it
+    by more than a factor c at once, nor at all while most are honest. Before there are any it is
+    the median of the cohort itself: a bad reply in the very first round counts in full if it comes
+    alone. Of an even number of norms the smaller middle one is taken. An update of zeros says
+    nothing of how long others are, and is not counted.
+
+    What is not clipped is passed on as it came: such rounds are the algorithm's own to the bit.
+    What is clipped counts for less, so that E[v] is biased where it clips. Honest updates differ in
+    length too: plain differences of models grow with the number of local steps, so that a client
+    that takes more than c times as many as the median counts as if it had taken c times as many
+    (`normalise_steps` makes up for that), and updates that grow quickly are held back to a factor
+    c for each half window.
+
+    Args:
+        aggregator: The algorithm.
+        multiple: c, above 1.
+
+    Attributes:
+        clipped: The clients whose updates were shortened by the last call.
+
+    >>> from fedvarp import FedAvg
+    >>> clipped = Clipped(FedAvg(), multiple=3.0)
+    >>> S, ones = torch.arange(3), torch.ones(3, dtype=torch.int64)
+    >>> updates = RoundUpdates(S, torch.tensor([[1.0], [1.0], [100.0]]), ones, ones, scale=0.1)
+    >>> clipped.aggregate(updates)  # (1 + 1 + 3) / 3
+    tensor([1.6667])
+    >>> clipped.clipped
+    (2,)
+    """
+
+    unbiased: ClassVar[bool] = False  # where it clips
+    full_is_fedavg: ClassVar[bool] = False
+
+    aggregator: Aggregator
+    multiple: AboveOne = 3.0
+    clipped: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in _FORWARDED:
+            setattr(self, name, getattr(self.aggregator, name))
+        self._norms: list[float] = []  # of the last updates used, newest last
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """What the algorithm makes of the clipped updates."""
+        shortened, norms = self._clip(updates)
+        v = self.aggregator.aggregate(shortened)
+        self._remember(norms)
+        return v
+
+    def receive_late(self, updates: RoundUpdates) -> bool:
+        """Late replies are clipped as all others are."""
+        shortened, norms = self._clip(updates)
+        used = self.aggregator.receive_late(shortened)
+        if used:
+            self._remember(norms)
+        return used
+
+    def _clip(self, updates: RoundUpdates) -> tuple[RoundUpdates, list[float]]:
+        """The updates, none of them too long, and the norms they have now."""
+        norms = [_norm(delta) for delta in updates.deltas]
+        known = self._norms or [norm for norm in norms if norm > 0]
+        limit = self.multiple * statistics.median_low(known) if known else math.inf
+        too_long = [m for m, norm in enumerate(norms) if norm > limit]
+        self.clipped = tuple(updates.clients[too_long].tolist())
+        if not too_long:
+            return updates, norms
+        deltas = updates.deltas.clone()
+        for m in too_long:
+            deltas[m] *= limit / norms[m]
+            norms[m] = limit
+        return replace(updates, deltas=deltas), norms
+
+    def _remember(self, norms: list[float]) -> None:
+        self._norms = [*self._norms, *(norm for norm in norms if norm > 0)][-WINDOW:]
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The norms of the last updates, and what the algorithm remembers."""
+        own = {f"algorithm/{name}": t for name, t in self.aggregator.state_dict().items()}
+        return {"norms": torch.tensor(self._norms, dtype=torch.float64), **own}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state_dict` gave.
+
+        Args:
+            tensors: By name.
+        """
+        self._norms = tensors["norms"].tolist()
+        own = {n.removeprefix("algorithm/"): t for n, t in tensors.items() if n != "norms"}
+        if own:
+            self.aggregator.load_state_dict(own)
+
+    def describe(self) -> Mapping[str, object]:
+        """What must be the same for a saved run to go on: the algorithm's, and c."""
+        return {**self.aggregator.describe(), "clip_updates": self.multiple}
+
+    # All else is the algorithm's
+
+    @property
+    def unwrapped(self) -> Aggregator:
+        """The algorithm whose updates are clipped."""
+        return self.aggregator.unwrapped
+
+    @property
+    def table(self) -> ClientTable | None:
+        """The algorithm's table."""
+        return self.aggregator.table
+
+    @property
+    def proximal(self) -> float:
+        """The algorithm's ρ."""
+        return self.aggregator.proximal
+
+    def corrections(self, clients: Tensor) -> Tensor | None:
+        """The algorithm's corrections, (M, d)."""
+        return self.aggregator.corrections(clients)
+
+    def without_replies(self) -> Tensor | None:
+        """The algorithm's direction without replies, (d,)."""
+        return self.aggregator.without_replies()
+
+
+def _norm(delta: Tensor) -> float:
+    """‖Δ_i‖ in float64, whose squares neither overflow nor vanish."""
+    return math.sqrt(sum(float(delta[here].double().square().sum()) for here in blocks(len(delta))))
