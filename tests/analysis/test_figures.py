@@ -31,12 +31,13 @@ def as_read(drawn: Figure) -> list[str]:
 
 
 def test_the_legend_is_in_the_papers_order_and_each_algorithm_has_its_look(tmp_path: Path) -> None:
-    for algorithm in reversed(LOOKS):
+    papers = list(LOOKS)[:5]
+    for algorithm in reversed(papers):
         write_run(tmp_path / algorithm, [0.1, 0.2], algorithm=algorithm)
     drawn = curves_figure(group_runs(read_runs([tmp_path])[0]))
     assert as_read(drawn) == ["FedAvg", "MIFA", "SCAFFOLD", "ClusterFedVARP", "FedVARP"]
     lines = drawn.axes[0].get_lines()
-    assert [line.get_color() for line in lines] == [look.colour for look in LOOKS.values()]
+    assert [line.get_color() for line in lines] == [LOOKS[name].colour for name in papers]
     assert len({str(line.get_linestyle()) + str(line.get_marker()) for line in lines}) == 5
 
 
