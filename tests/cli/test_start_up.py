@@ -54,7 +54,7 @@ def test_importing_the_package_and_its_command_line_loads_nothing_heavy() -> Non
         ("resume no-such-run", "There is no run"),
         ("compare no-such-run", "no-such-run"),
         ("plot no-such-run --out a.png", "no-such-run"),
-        ("sweep digits --algorithms fedprox", "fedprox"),
+        ("sweep digits --algorithms no-such", "no-such"),
     ],
 )
 def test_commands_that_train_nothing_and_errors_load_nothing_heavy(

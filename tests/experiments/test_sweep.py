@@ -94,7 +94,7 @@ def test_wrong_grids_are_refused(texts: tuple[str, str, str], sentence: str) -> 
 def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for overrides, grid, sentence in (
-        ([], Grid(("fedavg", "fedprox")), "'fedprox' is no algorithm"),
+        ([], Grid(("fedavg", "sgd")), "'sgd' is no algorithm"),
         ([], Grid(("none",)), "'none' is no algorithm"),
         ([], Grid(("fedavg",), (0.1, -0.1)), "greater than 0"),
         (["seed=3"], SMALL, "by --seeds"),

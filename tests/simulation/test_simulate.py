@@ -290,7 +290,7 @@ def test_unequal_client_weights_change_the_objective() -> None:
         ({"rounds": 0}, "rounds = 0 should be at least 1"),
         ({"evaluate_every": 0}, "every = 0 should be at least 1"),
         ({"commit_every": 0}, "commit_every = 0 should be at least 1"),
-        ({"algorithm": "fedprox"}, "'fedprox' is no algorithm; there are fedavg, fedvarp"),
+        ({"algorithm": "sgd"}, "'sgd' is no algorithm; there are fedavg, fedvarp"),
         ({"where": "cloud"}, "where = 'cloud' is not one of memory or disk"),
         ({"where": "disk"}, "say where with recording="),
         ({"codec": "int4"}, "codec = 'int4' is not one of"),
