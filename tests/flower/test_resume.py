@@ -69,12 +69,15 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
 
 
 def test_clients_that_joined_are_there_after_a_restart(tmp_path: Path) -> None:
+    """Client 7 moves the model by 8, and the others by 1 to 3."""
+    settings: dict[str, Any] = {"checkpoint": tmp_path, "fraction_evaluate": 0}
+    settings["clip_updates"] = None
     grid = a_grid(an_app(), 3, seed=0)
-    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=1)
+    run(FedVARP(**settings), grid, rounds=1)
     grid.connect(5, {"partition-id": 7})
-    run(FedVARP(checkpoint=tmp_path, fraction_evaluate=0), grid, rounds=2)
+    run(FedVARP(**settings), grid, rounds=2)
     asked = len(grid.sent_to("query.identity"))
-    strategy = FedVARP(checkpoint=tmp_path, fraction_evaluate=0)
+    strategy = FedVARP(**settings)
     run(strategy, grid, rounds=3)
     assert row_of(strategy, "7") == [-8, -8]
     assert table(strategy).num_clients == 4

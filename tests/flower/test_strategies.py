@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP
-from flower.small_federation import a_grid, an_app, ask, numbered_grid, run, train, w0
+from fedvarp import CheckpointError
+from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
+from flower.in_process import InProcessGrid
+from flower.small_federation import a_grid, an_app, ask, numbered_grid, row_of, run, train, w0
 
 
 def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:
@@ -62,3 +65,35 @@ def test_feddyn_sends_its_rows_with_the_model() -> None:
 def test_wrong_settings_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def grid_of(clients: list[int]) -> InProcessGrid:
+    grid = InProcessGrid(an_app())
+    for client in clients:
+        grid.connect(client + 1, {"partition-id": client})
+    return grid
+
+
+def test_updates_are_clipped_unless_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients move by 1, 2, 3 and 100; the median that counts is the smaller middle one, 2."""
+    moved = {}
+    for clip in ("median", 10.0, None, False):
+        strategy = FedVARP(clip_updates=clip, num_clients=100)
+        run(strategy, grid_of([0, 1, 2, 99]), rounds=1)
+        moved[clip] = row_of(strategy, "99")[0]
+        assert ("1 updates were clipped: those of '99'" in caplog.text) == bool(clip)
+        caplog.clear()
+    assert moved == pytest.approx({"median": -6.0, 10.0: -20.0, None: -100.0, False: -100.0})
+    assert FedVARP().clip_updates == "median"
+
+
+def test_a_clipped_run_is_not_resumed_unclipped(tmp_path: Path) -> None:
+    run(FedVARP(checkpoint=tmp_path), a_grid(an_app(), 3, seed=0), rounds=1)
+    with pytest.raises(CheckpointError, match="clip_updates"):
+        FedVARP(checkpoint=tmp_path, clip_updates=None).begin(w0())
+
+
+def test_only_what_sends_corrections_needs_steps_also_where_it_is_clipped() -> None:
+    for strategy, sends in ((FedAvg(), False), (FedDyn(), True), (Scaffold(), True)):
+        strategy.begin(w0())
+        assert strategy._rounds.sends_corrections == sends
