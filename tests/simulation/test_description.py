@@ -23,6 +23,7 @@ from fedvarp import (
     RoundUpdates,
     SimulationResult,
 )
+from fedvarp.algorithms.clipped import Clipped
 from fedvarp.analysis.comparison import compare
 from fedvarp.clients.sampling import Cohort
 from fedvarp.models import initialised
@@ -50,6 +51,42 @@ class Scaled(Aggregator):
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         return self.factor * updates.average(updates.deltas)
+
+
+class ScaledAfterClipping(Clipped):
+    """A subclass of ours with a setting of its own, and the describe() it inherits."""
+
+    factor = 1.0
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        return self.factor * super().aggregate(updates)
+
+
+class HalfMean(MemoryTable):
+    """A table of one's own."""
+
+    portion = 0.5
+
+    def mean(self) -> Tensor:
+        return self.portion * super().mean()
+
+
+def clipped(factor: float) -> Callable[[Any], Aggregator]:
+    def make(table: Any) -> Aggregator:
+        made = ScaledAfterClipping(FedAvg())
+        made.factor = factor
+        return made
+
+    return make
+
+
+def over_own_table(share: float) -> Callable[[Any], Aggregator]:
+    def make(table: Any) -> Aggregator:
+        rows = HalfMean(table.num_clients, table.dim)
+        rows.portion = share
+        return FedVARP(rows)
+
+    return make
 
 
 def stale(beta: float) -> Callable[[Any], HalfTrust]:
@@ -192,6 +229,9 @@ ANOTHER_RUN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sampler": First(2)}, {"sampler": First(4)}, r"sampler._size = 2 \(now 4\)"),
     ({"algorithm": stale(0.3)}, {"algorithm": stale(0.7)}, r"aggregator.beta = 0.3 \(now 0.7\)"),
     ({"algorithm": Scaled(1.0)}, {"algorithm": Scaled(2.0)}, r"aggregator.factor = 1.0 \(now 2.0"),
+    ({"algorithm": clipped(1.0)}, {"algorithm": clipped(2.0)}, r"factor = 1.0 \(now 2.0"),
+    ({"algorithm": over_own_table(1.0)}, {"algorithm": over_own_table(0.5)}, r"portion = 1.0 \(now"),
+    ({"algorithm": FedVARP}, {"algorithm": over_own_table(1.0)}, r"table"),
     ({"algorithm": FedVARP}, {"algorithm": stale(1.0)}, r"algorithm = fedvarp \(now HalfTrust\)"),
     ({"trainer": Changed(plain())}, {"trainer": Changed(plain(), doubled)}, "own_trainer.change"),
     ({"trainer": Changed(plain())}, {}, "own_trainer.kind = Changed"),

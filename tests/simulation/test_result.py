@@ -7,8 +7,13 @@ import re
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import fedvarp
 from fedvarp import SimulationResult
+from fedvarp.data import from_tensors
+from fedvarp.models import initialised
 from small_federation import run
 
 
@@ -58,6 +63,21 @@ def test_a_metric_that_is_not_there_is_answered_with_those_that_are(
     assert "local_loss" in str(no.value)
     with pytest.raises(KeyError, match="No round recorded 'f1'"):
         result.final("f1")
+
+
+def test_an_accuracy_that_is_not_there_is_answered_with_what_it_needs() -> None:
+    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 3)
+    data = from_tensors([(x, y)], test=(x, y))  # nobody says how many classes there are
+    result = fedvarp.simulate(
+        data,
+        initialised(lambda: nn.Linear(3, 2), seed=0),
+        local_sgd=fedvarp.LocalSGD(lr=0.1, batch_size=6, epochs=1),
+        rounds=1,
+        clients_per_round=1,
+    )
+    with pytest.raises(KeyError, match=r"'test_accuracy'.*num_classes") as no:
+        result.final("test_accuracy")
+    assert "bytes_up'?" not in str(no.value)
 
 
 def test_nothing_evaluated_is_said() -> None:

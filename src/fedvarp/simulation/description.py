@@ -98,7 +98,7 @@ def aggregator_name(made: Aggregator) -> str:
         The name of its class: of this package as settings spell it; of one's own as it is, with its
         module where the package has one of the same name.
     """
-    kind = type(made.unwrapped)
+    kind = type(made.unwrapped if type(made).__module__.startswith("fedvarp.") else made)
     known = {name.replace("_", ""): name for name in ALGORITHMS}.get(kind.__name__.lower())
     if kind.__module__.startswith("fedvarp."):
         return known or kind.__name__
@@ -116,7 +116,7 @@ def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]
         Its code if it is one's own, its settings, and its table where that is not the one that the
         run's settings describe. Nothing is left of the package's own algorithms.
     """
-    if isinstance(made, Clipped):
+    if type(made) is Clipped:  # a subclass has code, and perhaps settings, of its own
         within = aggregator_content(made.aggregator, table)
         by_settings = made.multiple == table.clip_updates
         return within if by_settings else {**within, "clip_updates": made.multiple}
@@ -135,6 +135,9 @@ def aggregator_content(made: Aggregator, table: TableSettings) -> dict[str, Any]
         told["table"] = of_table
     elif of_table and isinstance(made, ClusterFedVARP) != (rows == "one for each cluster"):
         told["rows"] = rows
+    own = [] if made.table is None else [made.table, *made.table.made_of(), *made.table.tables()]
+    for part in (part for part in own if not type(part).__module__.startswith("fedvarp.")):
+        told["table"] = content(part, "aggregator.table")
     return told
 
 

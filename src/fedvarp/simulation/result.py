@@ -48,8 +48,13 @@ class SimulationResult:
         last = self._last_values()
         if name in last:
             return last[name]
-        near = get_close_matches(name, last, n=1, cutoff=0.4)
+        near = get_close_matches(name, last, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        if name in FIGURES and name.endswith("accuracy"):
+            hint = (
+                " An accuracy needs test examples and the number of classes of the data set: "
+                "test=… and num_classes=…."
+            )
         if any(name in record for record in self.metrics):
             hint = " It was measured and was never a finite number."
         raise KeyError(f"No round recorded {name!r}.{hint} There are {', '.join(last)}.")

@@ -199,11 +199,14 @@ class Simulation:
 def _kept_if_all_fails(model: FlatModel) -> Iterator[None]:
     """A run that fails leaves the caller's module as it was, not with some client's weights."""
     w, buffers = model.vector(), model.buffers()
+    training = [(part, part.training) for part in model.module.modules()]
     try:
         yield
     except BaseException:
         model.bind(w)
         model.load_buffers(buffers)
+        for part, mode in training:
+            part.training = mode
         raise
 
 
