@@ -230,7 +230,7 @@ ANOTHER_RUN: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"algorithm": stale(0.3)}, {"algorithm": stale(0.7)}, r"aggregator.beta = 0.3 \(now 0.7\)"),
     ({"algorithm": Scaled(1.0)}, {"algorithm": Scaled(2.0)}, r"aggregator.factor = 1.0 \(now 2.0"),
     ({"algorithm": clipped(1.0)}, {"algorithm": clipped(2.0)}, r"factor = 1.0 \(now 2.0"),
-    ({"algorithm": over_own_table(1.0)}, {"algorithm": over_own_table(0.5)}, r"portion = 1.0 \(now"),
+    ({"algorithm": over_own_table(1.0)}, {"algorithm": over_own_table(0.5)}, r"portion = 1.0"),
     ({"algorithm": FedVARP}, {"algorithm": over_own_table(1.0)}, r"table"),
     ({"algorithm": FedVARP}, {"algorithm": stale(1.0)}, r"algorithm = fedvarp \(now HalfTrust\)"),
     ({"trainer": Changed(plain())}, {"trainer": Changed(plain(), doubled)}, "own_trainer.change"),
