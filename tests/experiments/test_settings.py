@@ -165,7 +165,7 @@ def test_none_goes_back_to_the_default() -> None:
         ("local_sgd.batchsize=3", "did you mean local_sgd.batch_size?"),
         ("batch_size=3", "did you mean local_sgd.batch_size?"),  # found in another section
         ("local_sgd.learning_rate=3", "did you mean local_sgd.lr?"),
-        ("table.nonsense=1", "there are table.clusters, table.codec"),
+        ("table.nonsense=1", "there are table.clip_updates, table.clusters"),
         ("algorithm=fedvrap", "did you mean fedvarp?"),
         ("data=digit", "did you mean digits?"),
         ("sampling.scheme=weighted", "is not one of uniform, examples, stratified"),
