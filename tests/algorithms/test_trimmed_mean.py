@@ -95,7 +95,7 @@ def test_unequal_weights_are_refused_before_anything_changes() -> None:
     robust = TrimmedMean(table())
     deltas = torch.ones(3, D, dtype=torch.float64)
     equal, unequal = torch.full((3,), 0.5), torch.tensor([0.5, 0.2, 0.3])
-    with pytest.raises(ValueError, match="unequal weights.*uniformly"):
+    with pytest.raises(ValueError, match=r"unequal weights.*uniformly"):
         robust.aggregate(updates_of([0, 1, 2], deltas, unequal))
     assert robust.y.tables()[0].num_rows == 0
     v = robust.aggregate(updates_of([0, 1, 2], deltas, equal))

@@ -260,9 +260,7 @@ def test_an_old_reply_does_not_undo_a_newer_one_of_another_client_in_its_cluster
 def test_of_late_replies_that_share_a_row_those_to_the_newest_round_count() -> None:
     """Client i moves the model by i + 1. Of the late ones 1 answers round 1, 2 and 3 round 2."""
     grid = numbered_grid(an_app(), 4)
-    strategy = ClusterFedVARP(
-        clusters={0: "in time", 1: "a", 2: "a", 3: "a"}, clip_updates=None
-    )
+    strategy = ClusterFedVARP(clusters={0: "in time", 1: "a", 2: "a", 3: "a"}, clip_updates=None)
     strategy.begin(w0())
     late: list[Message] = []
     for t, late_nodes in ((1, {101}), (2, {102, 103})):
