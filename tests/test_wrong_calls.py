@@ -25,6 +25,7 @@ import fedvarp
 from fedvarp import (
     MIFA,
     Checkpoint,
+    Clipped,
     ClusteredTable,
     ClusterFedVARP,
     DiskTable,
@@ -48,6 +49,7 @@ from fedvarp import (
     ServerYogi,
     Table,
     Trainer,
+    TrimmedMean,
     simulate,
 )
 from fedvarp.analysis import compact, compare, plot, plot_against, read_runs, write_report
@@ -301,6 +303,8 @@ SETTINGS: dict[str, tuple[Call, str]] = {
         "clusters.*whole number",
     ),
     "Table recluster_every": (lambda a: Table(recluster_every=5), 'recluster_every.*"auto:K"'),
+    "Table clip_updates": (lambda a: Table(clip_updates=0.5), "clip_updates = 0.5.*greater than 1"),
+    "Table clip_updates by name": (lambda a: Table(clip_updates="mean"), "'mean'.*median"),
     "Trainer name": (lambda a: Trainer(name="gpu"), "name = 'gpu'.*sequential"),
     "Trainer workers": (lambda a: Trainer(workers=0), "workers = 0.*at least 1"),
     "Trainer threads": (lambda a: Trainer(threads=-1), "threads = -1.*at least 1"),
@@ -623,6 +627,9 @@ SERVER: dict[str, tuple[Call, str]] = {
     "FedDyn": (lambda a: FedDyn(3), "h = 3.*ClientTable"),
     "FedDyn alpha=0": (lambda a: FedDyn(a.table, 0.0), "alpha = 0.0.*greater than 0"),
     "Scaffold": (lambda a: Scaffold(3), "c = 3.*ClientTable"),
+    "TrimmedMean": (lambda a: TrimmedMean(a.table, trim=0.6), "trim = 0.6.*at most 0.5"),
+    "Clipped": (lambda a: Clipped("fedvarp"), "aggregator = 'fedvarp'.*Aggregator"),
+    "Clipped at 1": (lambda a: Clipped(FedAvg(), 1.0), "multiple = 1.0.*greater than 1"),
     "ServerSGD 0": (lambda a: ServerSGD(lr=0), "lr = 0.*greater than 0"),
     "ServerSGD text": (lambda a: ServerSGD(lr="1"), "lr = '1'.*number"),
     "ServerSGD inf": (lambda a: ServerSGD(lr=math.inf), "lr = inf.*finite"),
