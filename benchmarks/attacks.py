@@ -35,7 +35,7 @@ FEW = (
     "fedvarp_mixed",
     "scaffold",
 )
-MORE = ("fedvarp", "trimmed_mean(trim=0.2)", "median")  # of two clients they are FedVARP
+MORE = ("fedavg", "fedvarp", "trimmed_mean(trim=0.2)", "median", "median(beta=0)")  # not for two
 COHORTS = {2: FEW, 10: MORE}
 CLIPPED = {"false": "", "median": ", clipped"}
 ONCE = 20  # the round in which the single bad reply comes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import whole_commands
+from benchmarks import attacks, whole_commands
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, installed
 from benchmarks.reproduction import steadiness
@@ -224,3 +224,17 @@ def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> 
     assert fedvarp[1:] == ["0", "25.0", "100", "+10.0", "50"]
     assert fedavg[1:3] == ["0,", "1"]
     assert "67, –" in text
+
+
+def test_the_clients_that_lie_are_otherwise_those_of_the_preset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SCAFFOLD, whose clients correct their gradients, beside the product's own run."""
+    monkeypatch.setattr(attacks, "COHORTS", {2: ("scaffold",)})
+    found = attacks.accuracies(size=2, seed=0, rounds=25)
+    assert len(found) == 2 * len(attacks.ATTACKS)
+    result = attacks.experiment_of("scaffold", "false", 2, 0).task(progress=False)
+    records = dataclasses.replace(result, rounds=25).run().metrics
+    expected = [r["test_accuracy"] for r in records if r["round"] in (5, 10, 15, 20, 25)]
+    assert found["scaffold|false|none"] == pytest.approx(sum(expected) / 5, abs=1e-6)
+    assert found["scaffold|false|10 % × −10"] != found["scaffold|false|none"]
