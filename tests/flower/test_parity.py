@@ -88,6 +88,10 @@ CASES = {
 }
 
 
+PAPERS = ("fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold")
+OFTEN = "momentum and changing rates"  # the case for all others in `make test`
+
+
 def a_model() -> LogisticRegression:
     return initialised(lambda: LogisticRegression(64, 10), 0)
 
@@ -147,7 +151,11 @@ def dataset() -> FederatedDataset:
 @pytest.mark.parametrize(
     ("algorithm", "case"),
     [
-        (algorithm, case)
+        pytest.param(
+            algorithm,
+            case,
+            marks=[pytest.mark.slow] if algorithm not in PAPERS and case != OFTEN else [],
+        )
         for algorithm in STRATEGIES
         for case in CASES
         if not (algorithm.startswith("feddyn") and CASES[case].local_sgd.normalise_steps)  # refused
