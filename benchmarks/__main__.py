@@ -1,4 +1,4 @@
-"""`make bench`: every table of docs/benchmarks.md but that of the peers."""
+"""`make bench`: the tables of docs/benchmarks.md but that of the peers, and of sizes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 from benchmarks import (
     codecs,
     commits,
+    flower_rounds,
     flower_strategy,
     registered_clients,
     server_update,
+    sizing,
     whole_commands,
 )
 from benchmarks.rounds import overhead, trainers
@@ -26,9 +28,11 @@ BENCHMARKS = {
     "start-up": whole_commands.start_up,
     "server-update": server_update.measure,
     "registered-clients": registered_clients.measure,
+    "sizing": sizing.measure,
     "commits": commits.measure,
     "codecs": codecs.measure,
     "flower-strategy": flower_strategy.measure,
+    "flower-rounds": flower_rounds.measure,
 }
 
 

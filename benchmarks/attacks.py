@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ FEW = (
 MORE = ("fedavg", "fedvarp", "trimmed_mean(trim=0.2)", "median", "median(beta=0)")  # not for two
 COHORTS = {2: FEW, 10: MORE}
 CLIPPED = {"false": "", "median": ", clipped"}
+MULTIPLES = {"false": ""} | {str(c): f", {c} medians" for c in (1.5, 2, 3, 5, 10)}
 ONCE = 20  # the round in which the single bad reply comes
 
 
@@ -127,12 +128,14 @@ def experiment_of(algorithm: str, clip: str, size: int, seed: int) -> Experiment
     return build(load_settings("digits", [*told, f"clients_per_round={size}", f"seed={seed}"]))
 
 
-def accuracies(size: int, seed: int, rounds: int) -> dict[str, float]:
+def accuracies(
+    size: int, seed: int, rounds: int, algorithms: Sequence[str], clips: Iterable[str] = CLIPPED
+) -> dict[str, float]:
     """{algorithm | clip | attack: mean of the last five test accuracies}."""
     servers: dict[str, Server] = {}
     liars: list[Liars] = []
-    for algorithm in COHORTS[size]:
-        for clip in CLIPPED:
+    for algorithm in algorithms:
+        for clip in clips:
             experiment = experiment_of(algorithm, clip, size, seed)
             _, rows = experiment.task().clusters_and_table(None)
             for attack, how in ATTACKS.items():
@@ -169,22 +172,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/attacks.json"))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--only", default="", help="only tables whose name begins so: multiples")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(given.out.read_text()) if given.out.exists() else {}
-    for size, algorithms in COHORTS.items():
-        keys = [f"{size} clients, seed {s}, {given.rounds} rounds" for s in range(given.seeds)]
+    panels = [("", size, algorithms, CLIPPED) for size, algorithms in COHORTS.items()]
+    panels += [("multiples, ", size, ("fedvarp",), MULTIPLES) for size in COHORTS]
+    for what, size, algorithms, clips in panels:
+        if not what.startswith(given.only):
+            continue
+        named = f"{what}{size} clients, seed {{}}, {given.rounds} rounds"
+        keys = [named.format(seed) for seed in range(given.seeds)]
         for seed, key in enumerate(keys):
             if key not in done:
-                done[key] = accuracies(size, seed, given.rounds)
+                done[key] = accuracies(size, seed, given.rounds, algorithms, clips)
                 given.out.write_text(json.dumps(done))
         rows = []
         for algorithm in algorithms:
-            for clip, named in CLIPPED.items():
+            for clip, told in clips.items():
                 names = [f"{algorithm}|{clip}|{attack}" for attack in ATTACKS]
                 means = [sum(done[key][name] for key in keys) / len(keys) for name in names]
-                rows.append([f"`{algorithm}`{named}", *(f"{100 * mean:.1f}" for mean in means)])
-        show(table(f"{size} of 100 clients a round", ["", *ATTACKS], rows))
+                rows.append([f"`{algorithm}`{told}", *(f"{100 * mean:.1f}" for mean in means)])
+        show(table(f"{what}{size} of 100 clients a round", ["", *ATTACKS], rows))
 
 
 if __name__ == "__main__":

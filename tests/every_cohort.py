@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvarp.clients import round_robin, sampling, stratified_sampling
-from fedvarp.clients.sampling import ClientSampler, Cohort, systematic
+from fedvarp.clients import draws, round_robin
+from fedvarp.clients.cohorts import ClientSampler, Cohort
+from fedvarp.clients.draws import systematic
 
 
 def every_cohort(sampler: ClientSampler, round: int = 0) -> list[tuple[Fraction, Cohort]]:
@@ -31,10 +32,9 @@ def every_cohort(sampler: ClientSampler, round: int = 0) -> list[tuple[Fraction,
             return systematic(lengths, step, start, m)
 
         with pytest.MonkeyPatch.context() as patch:
-            for module in (round_robin, sampling, stratified_sampling):
+            for module in (round_robin, draws):
                 patch.setattr(module, "uniform_integers", uniform_integers)
-            for systematic_one in (sampling, stratified_sampling):
-                patch.setattr(systematic_one, "systematic", noted)
+            patch.setattr(draws, "systematic", noted)
             return sampler.cohort(round)
 
     at(0)

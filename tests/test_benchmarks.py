@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import attacks, whole_commands
+from benchmarks import attacks, sizing, whole_commands
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, installed
 from benchmarks.reproduction import steadiness
@@ -226,12 +226,19 @@ def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> 
     assert "67, –" in text
 
 
-def test_the_clients_that_lie_are_otherwise_those_of_the_preset(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("name", sizing.KINDS)
+def test_a_cell_of_the_sizes_is_measured_and_what_does_not_fit_is_not(name: str) -> None:
+    kind = sizing.KINDS[name]
+    found = sizing.cell(kind, num_clients=1000, dim=1000, passes=2)
+    assert found.seconds > 0
+    assert (found.disk_mb > 0) == kind.on_disk
+    assert kind.fits(1000, 1000)
+    assert not kind.fits(1000, 10**9)
+
+
+def test_the_clients_that_lie_are_otherwise_those_of_the_preset() -> None:
     """SCAFFOLD, whose clients correct their gradients, beside the product's own run."""
-    monkeypatch.setattr(attacks, "COHORTS", {2: ("scaffold",)})
-    found = attacks.accuracies(size=2, seed=0, rounds=25)
+    found = attacks.accuracies(2, seed=0, rounds=25, algorithms=["scaffold"])
     assert len(found) == 2 * len(attacks.ATTACKS)
     result = attacks.experiment_of("scaffold", "false", 2, 0).task(progress=False)
     records = dataclasses.replace(result, rounds=25).run().metrics

@@ -8,7 +8,13 @@ import signal
 
 import pytest
 
-from fedvarp.processes import CORES_VARIABLE, signal_when_orphaned, usable_cores
+from fedvarp.processes import (
+    CORES_VARIABLE,
+    Interruption,
+    interrupt_once_on,
+    signal_when_orphaned,
+    usable_cores,
+)
 
 
 def test_a_worker_whose_parent_died_at_once_ends() -> None:
@@ -18,6 +24,18 @@ def test_a_worker_whose_parent_died_at_once_ends() -> None:
     process.start()
     process.join()
     assert process.exitcode == 1
+
+
+def test_a_parent_that_dies_thread_by_thread_is_one_interruption() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with Interruption() as interruption:
+            interrupt_once_on(signal.SIGHUP)
+            for _ in range(3):  # a second SIGINT would raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGHUP)
+        assert interruption.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_environment_says_how_many_cores_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What docs/reproduction.md shows is what its commands give on the metrics in the repository."""
+"""What pages of results show is what their commands give on the metrics in the repository."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import ROOT
-from benchmarks.reproduction.page import PAGE, commands, renewed, run
+from benchmarks.reproduction.page import PAGES, commands, renewed, run
 
 from fedvarp.analysis import read_runs
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.sweep import Grid
 
-TEXT = PAGE.read_text()
+TEXTS = {page.name: page.read_text() for page in PAGES}
+TEXT = TEXTS["reproduction.md"]
+EVERYTHING = "\n".join(TEXTS.values())
 
 
 @pytest.fixture(autouse=True)
@@ -27,18 +29,19 @@ def values_of(option: str, words: Sequence[str]) -> list[str]:
     return [value for name, value in itertools.pairwise(words) if name == option]
 
 
-def test_tables_are_those_of_the_metrics() -> None:
-    assert len(commands(TEXT, "compare")) >= 4
-    assert renewed(TEXT) == TEXT
+@pytest.mark.parametrize("name", TEXTS)
+def test_tables_are_those_of_the_metrics(name: str) -> None:
+    assert commands(TEXTS[name], "compare")
+    assert renewed(TEXTS[name]) == TEXTS[name]
 
 
-@pytest.mark.parametrize("words", [typed.words for typed in commands(TEXT, "plot")])
+@pytest.mark.parametrize("words", [typed.words for typed in commands(EVERYTHING, "plot")])
 def test_figures_are_those_of_the_metrics(words: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra fedvarp[plots] is not installed")
     from matplotlib.image import imread
 
     (file,) = values_of("--out", words)
-    assert f"]({Path(file).relative_to('docs')})" in TEXT, "the page does not show it"
+    assert f"]({Path(file).relative_to('docs')})" in EVERYTHING, "no page shows it"
     again = tmp_path / "again.png"
     run([str(again) if word == file else word for word in words])
     before, now = imread(file), imread(again)
@@ -48,7 +51,7 @@ def test_figures_are_those_of_the_metrics(words: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [typed.words for name in ("run", "sweep") for typed in commands(TEXT, name)]
+    "words", [typed.words for name in ("run", "sweep") for typed in commands(EVERYTHING, name)]
 )
 def test_commands_that_train_are_accepted(words: list[str]) -> None:
     load_settings(words[1], values_of("--set", words))
@@ -91,9 +94,10 @@ def test_the_table_of_resnet_18_is_that_of_the_metrics(run: str, row: str) -> No
 
 
 def test_every_figure_and_every_run_is_used() -> None:
-    drawn = {file for typed in commands(TEXT, "plot") for file in values_of("--out", typed.words)}
+    plots = commands(EVERYTHING, "plot")
+    drawn = {file for typed in plots for file in values_of("--out", typed.words)}
     assert len(drawn) >= 6
-    named = [word for name in ("plot", "compare") for t in commands(TEXT, name) for word in t.words]
+    named = [word for typed in plots + commands(EVERYTHING, "compare") for word in typed.words]
     kept = {str(file) for file in Path("reproduction").rglob("*.*")}
     assert kept
     assert kept - set(named) == {str(RESNET)}  # whose table is checked above

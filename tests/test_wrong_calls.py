@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -169,63 +169,92 @@ def _name(call: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", call)[:60]
 
 
+def _named(calls: Iterable[tuple[str, Any, str]]) -> dict[str, tuple[str, Any, str]]:
+    """Cases by their names; numbered where two have the same, so that none hides another."""
+    found: dict[str, tuple[str, Any, str]] = {}
+    for argument, value, words in calls:
+        name = _name(f"{argument}={value!r}")
+        found[f"{name} {len(found)}" if name in found else name] = (argument, value, words)
+    return found
+
+
 SIMULATE: dict[str, tuple[Call, str]] = {
-    _name(f"simulate {name}={value!r}"): (lambda a, n=name, v=value: a.simulate(**{n: v}), words)
-    for name, value, words in [
-        ("dataset", None, "dataset = None.*FederatedDataset"),
-        ("dataset", PAIRS, "dataset = .*FederatedDataset"),
-        ("dataset", digits, "dataset = .*FederatedDataset.*such as"),
-        ("model", None, "model = None.*Module"),
-        ("model", nn.Linear, "model = .*Module.*such as"),
-        ("model", nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "BatchNorm.*GroupNorm"),
-        ("model", nn.ReLU(), "train"),
-        ("loss", None, "loss = None.*function"),
-        ("loss", "cross_entropy", "loss = 'cross_entropy'.*function"),
-        ("local_sgd", None, r"local_sgd = None.*LocalSGD\("),
-        ("local_sgd", 0.1, r"local_sgd = 0.1.*LocalSGD\("),
-        ("local_sgd", LocalSGD, r"local_sgd = .*LocalSGD\("),
-        ("rounds", 0, "rounds = 0.*at least 1"),
-        ("rounds", -3, "rounds = -3.*at least 1"),
-        ("rounds", "10", "rounds = '10'.*whole number"),
-        ("rounds", 2.5, "rounds = 2.5.*whole number"),
-        ("rounds", True, "rounds = True.*whole number"),
-        ("rounds", None, "rounds = None.*whole number"),
-        ("clients_per_round", 0, "clients_per_round = 0.*at least 1"),
-        ("clients_per_round", 5, "5 of 4 clients.*between 1 and 4"),
-        ("clients_per_round", None, "clients_per_round = None.*UniformSampler"),
-        ("clients_per_round", True, "clients_per_round = True.*UniformSampler"),
-        ("clients_per_round", 0.5, "clients_per_round = 0.5.*whole number"),
-        ("clients_per_round", class_itself, "clients_per_round = .*UniformSampler"),
-        ("clients_per_round", UniformSampler(9, 2, 0), "9 clients.*4"),
-        ("algorithm", "fedvrap", "fedvrap.*did you mean fedvarp"),
-        ("algorithm", "", "algorithm"),
-        ("algorithm", None, "algorithm = None"),
-        ("algorithm", "cluster_fedvarp", "cluster_of"),
-        ("algorithm", "no.such:module", "no.such:module.*cannot be imported"),
-        ("seed", -1, "seed = -1.*at least 0"),
-        ("seed", "0", "seed = '0'.*whole number"),
-        ("seed", 1.5, "seed = 1.5.*whole number"),
-        ("server_optimizer", 0.1, r"server_optimizer = 0.1.*ServerSGD\("),
-        ("server_optimizer", ServerSGD, r"server_optimizer = .*ServerSGD\("),
-        ("server_optimizer", "adan", "server_optimizer.* 'adan' .*did you mean adam"),
-        ("table", "disk", r"table = 'disk'.*Table\("),
-        ("table", MemoryTable(4, 8), r"table = .*Table\("),
-        ("table", Table(clusters=[0, 1]), "2 numbers.*4 clients"),
-        ("trainer", "paralel", "paralel.*did you mean parallel"),
-        ("trainer", 3, "trainer = 3.*parallel"),
-        ("trainer", None, "trainer = None"),
-        ("trainer", Trainer(threads=10_000), "threads=10000.*cores"),
-        ("evaluation", 10, r"evaluation = 10.*Evaluation\("),
-        ("evaluation", Evaluation, r"evaluation = .*Evaluation\("),
-        ("recording", 3, "recording = 3.*runs/mine"),
-        ("recording", True, "recording = True.*runs/mine"),
-        ("recording", Recording(resume=True), "resume=True.*out="),
-        ("callbacks", print, r"callbacks = .*OnRoundEnd"),
-        ("callbacks", [print], r"callbacks = .*OnRoundEnd"),
-        ("callbacks", None, "callbacks = None.*OnRoundEnd"),
-        ("evaluate_every", 3, "evaluate_every is no argument"),
-        ("workers", 2, "workers is no argument"),
-    ]
+    f"simulate {case}": (lambda a, n=name, v=value: a.simulate(**{n: v}), words)
+    for case, (name, value, words) in _named(
+        [
+            ("dataset", None, "dataset = None.*FederatedDataset"),
+            ("dataset", PAIRS, "dataset = .*FederatedDataset"),
+            ("dataset", digits, "dataset = .*FederatedDataset.*such as"),
+            ("model", None, "model = None.*Module"),
+            ("model", nn.Linear, "model = .*Module.*such as"),
+            ("model", nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), "BatchNorm.*GroupNorm"),
+            ("model", nn.ReLU(), "train"),
+            ("loss", None, "loss = None.*function"),
+            ("loss", "cross_entropy", "loss = 'cross_entropy'.*function"),
+            (
+                "loss",
+                nn.CrossEntropyLoss,
+                r"CrossEntropyLoss is a class.*loss=CrossEntropyLoss\(\)",
+            ),
+            ("loss", nn.CrossEntropyLoss(reduction="none"), r'CrossEntropyLoss.*\(3,\).*="mean"'),
+            ("loss", nn.MSELoss(), r"MSELoss.*float32 of shape \(3, 2\).*int64 of shape \(3,\)"),
+            ("loss", lambda output, targets: 0.5, r"<lambda> gives a float.*tensor.*\.item\(\)"),
+            (
+                "loss",
+                lambda output, _: output.sum().detach(),
+                r"<lambda>.*no gradient.*\.detach\(\)",
+            ),
+            ("loss", lambda output, _: (output.argmax(1) == 0).sum(), "no gradient.*argmax"),
+            ("loss", lambda output: output.sum(), "<lambda> cannot be computed.*argument"),
+            ("model", LogisticRegression(5, 2), r"LogisticRegression.*shape \(3, 3\).*this shape"),
+            ("model", LogisticRegression(3, 1), "1 outputs.*num_classes=2.*last layer"),
+            ("model", nn.Embedding(3, 2), r"Embedding cannot.*torch.float32 of shape \(3, 3\)"),
+            ("local_sgd", None, r"local_sgd = None.*LocalSGD\("),
+            ("local_sgd", 0.1, r"local_sgd = 0.1.*LocalSGD\("),
+            ("local_sgd", LocalSGD, r"local_sgd = .*LocalSGD\("),
+            ("rounds", 0, "rounds = 0.*at least 1"),
+            ("rounds", -3, "rounds = -3.*at least 1"),
+            ("rounds", "10", "rounds = '10'.*whole number"),
+            ("rounds", 2.5, "rounds = 2.5.*whole number"),
+            ("rounds", True, "rounds = True.*whole number"),
+            ("rounds", None, "rounds = None.*whole number"),
+            ("clients_per_round", 0, "clients_per_round = 0.*at least 1"),
+            ("clients_per_round", 5, "5 of 4 clients.*between 1 and 4"),
+            ("clients_per_round", None, "clients_per_round = None.*UniformSampler"),
+            ("clients_per_round", True, "clients_per_round = True.*UniformSampler"),
+            ("clients_per_round", 0.5, "clients_per_round = 0.5.*whole number"),
+            ("clients_per_round", class_itself, "clients_per_round = .*UniformSampler"),
+            ("clients_per_round", UniformSampler(9, 2, 0), "9 clients.*4"),
+            ("algorithm", "fedvrap", "fedvrap.*did you mean fedvarp"),
+            ("algorithm", "", "algorithm"),
+            ("algorithm", None, "algorithm = None"),
+            ("algorithm", "cluster_fedvarp", "cluster_of"),
+            ("algorithm", "no.such:module", "no.such:module.*cannot be imported"),
+            ("seed", -1, "seed = -1.*at least 0"),
+            ("seed", "0", "seed = '0'.*whole number"),
+            ("seed", 1.5, "seed = 1.5.*whole number"),
+            ("server_optimizer", 0.1, r"server_optimizer = 0.1.*ServerSGD\("),
+            ("server_optimizer", ServerSGD, r"server_optimizer = .*ServerSGD\("),
+            ("server_optimizer", "adan", "server_optimizer.* 'adan' .*did you mean adam"),
+            ("table", "disk", r"table = 'disk'.*Table\("),
+            ("table", MemoryTable(4, 8), r"table = .*Table\("),
+            ("table", Table(clusters=[0, 1]), "2 numbers.*4 clients"),
+            ("trainer", "paralel", "paralel.*did you mean parallel"),
+            ("trainer", 3, "trainer = 3.*parallel"),
+            ("trainer", None, "trainer = None"),
+            ("trainer", Trainer(threads=10_000), "threads=10000.*cores"),
+            ("evaluation", 10, r"evaluation = 10.*Evaluation\("),
+            ("evaluation", Evaluation, r"evaluation = .*Evaluation\("),
+            ("recording", 3, "recording = 3.*runs/mine"),
+            ("recording", True, "recording = True.*runs/mine"),
+            ("recording", Recording(resume=True), "resume=True.*out="),
+            ("callbacks", print, r"callbacks = .*OnRoundEnd"),
+            ("callbacks", [print], r"callbacks = .*OnRoundEnd"),
+            ("callbacks", None, "callbacks = None.*OnRoundEnd"),
+            ("evaluate_every", 3, "evaluate_every is no argument"),
+            ("workers", 2, "workers is no argument"),
+        ]
+    ).items()
 }
 OF_A_RUN: dict[str, tuple[Call, str]] = {
     "recording into a file": (lambda a: a.simulate(recording=a.file), "is a file.*directory"),
@@ -252,6 +281,10 @@ OF_A_RUN: dict[str, tuple[Call, str]] = {
 }
 SETTINGS: dict[str, tuple[Call, str]] = {
     "LocalSGD lr=0": (lambda a: LocalSGD(lr=0, batch_size=1, epochs=1), "lr = 0.*greater than 0"),
+    "LocalSGD lr=1e39": (
+        lambda a: LocalSGD(lr=1e39, batch_size=1, epochs=1),
+        r"lr = 1e\+39.*at most 1e38",
+    ),
     "LocalSGD lr=nan": (lambda a: LocalSGD(lr=NAN, batch_size=1, epochs=1), "lr = nan.*finite"),
     "LocalSGD lr='0.1'": (
         lambda a: LocalSGD(lr="0.1", batch_size=1, epochs=1),
@@ -763,6 +796,10 @@ THEORY: dict[str, tuple[Call, str]] = {
         lambda a: measure(None, a.model, LOSS, local_sgd=SGD),
         "dataset = None.*FederatedDataset",
     ),
+    "measure a loss for each example": (
+        lambda a: measure(a.data, a.model, nn.CrossEntropyLoss(reduction="none"), local_sgd=SGD),
+        'CrossEntropyLoss.*="mean"',
+    ),
     "measure sample": (
         lambda a: measure(a.data, a.model, LOSS, local_sgd=SGD, sample=1),
         "sample=1.*3 clients",
@@ -820,7 +857,7 @@ FLOWER: dict[str, tuple[dict[str, Any], str]] = {
         ("num_clients", "4", "num_clients = '4'.*whole"),
         ("clients_per_round", 2.5, "clients_per_round = 2.5.*whole"),
         ("clients_per_round", True, "clients_per_round = True.*whole"),
-        ("fraction_train", 0, "fraction_train = 0.*greater than 0"),
+        ("fraction_train", 2, "fraction_train = 2.*at most 1"),
         ("fraction_evaluate", 1.5, "fraction_evaluate = 1.5.*at most 1"),
         ("seed", -1, "seed = -1.*at least 0"),
         ("server_lr", NAN, "server_lr = nan.*finite"),

@@ -1,22 +1,23 @@
-"""`make reproduction`: draws the figures and prints the tables of docs/reproduction.md anew.
+"""`make reproduction`: draws the figures and prints the tables of the pages of results anew.
 
-The page names the command of each; they read the metrics in reproduction/.
+The pages name the command of each; they read the metrics in reproduction/.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.reproduction.page import PAGE, commands, renewed, run
+from benchmarks.reproduction.page import PAGES, commands, renewed, run
 
 
 def main() -> None:
-    """Draws, and rewrites the page."""
-    page = PAGE.read_text()
-    for typed in commands(page, "plot"):
-        print(run(typed.words), end="")
-    PAGE.write_text(renewed(page))
-    print(PAGE.relative_to(Path.cwd()))
+    """Draws, and rewrites the pages."""
+    for file in PAGES:
+        page = file.read_text()
+        for typed in commands(page, "plot"):
+            print(run(typed.words), end="")
+        file.write_text(renewed(page))
+        print(file.relative_to(Path.cwd()))
 
 
 if __name__ == "__main__":

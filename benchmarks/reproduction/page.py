@@ -1,4 +1,4 @@
-"""docs/reproduction.md: the commands it names, and what they print today."""
+"""Pages whose tables and figures come from the metrics in reproduction/: the commands they name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.reproduction import steadiness
 from fedvarp.cli.app import app
 
 _STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
-PAGE: Final = ROOT / "docs" / "reproduction.md"
+PAGES: Final = tuple(ROOT / "docs" / name for name in ("reproduction.md", "algorithms.md"))
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
 _TYPED: Final = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", flags=re.MULTILINE)

@@ -15,10 +15,10 @@ from torch import Tensor
 from benchmarks.timing import show, table
 from fedvarp import stream
 from fedvarp.theory.estimators import error_of_heterogeneity, heterogeneity_of
-from fedvarp.theory.intervals import Estimate, effective_draws, unseen_error
+from fedvarp.theory.intervals import VARIATION, Estimate, effective_draws, unseen_error
 
 SAMPLES = ((12, 40), (5, 60), (20, 100))
-KINDS = ("equal", "few large", "squares", "log-normal 0.5", "log-normal 1")
+KINDS = ("equal", "few large", "squares", "log-normal 0.5", "log-normal 1", "Zipf", "two are half")
 DIM, DRAWS = 20, 1000
 
 
@@ -38,10 +38,30 @@ def lengths(kind: str, N: int, draw: torch.Generator) -> Tensor:
     if kind.startswith("log-normal"):
         sigma = float(kind.split()[1])
         return (sigma * torch.randn(N, 1, generator=draw, dtype=torch.float64)).exp()
+    if kind == "Zipf":  # updates as long as numbers of steps that go like 1, 1/2, 1/3, …
+        return 1 / torch.arange(1.0, N + 1, dtype=torch.float64)[:, None]
     found = torch.ones(N, 1, dtype=torch.float64)
+    if kind == "two are half":
+        found[:2] = math.sqrt((N - 2) / 2)
     if kind == "few large":  # one in twenty, which together make up a third of all squares
         found[: N // 20] = math.sqrt((N - N // 20) / (2 * (N // 20)))
     return found
+
+
+def variation_known(kind: str, N: int) -> float:
+    """Says what a diagnosis takes the squares of clients to vary by: numbers of steps it knows.
+
+    Args:
+        kind: One of KINDS.
+        N: How many clients.
+
+    Returns:
+        The standard deviation of the squares over their mean.
+    """
+    if kind != "Zipf":
+        return VARIATION
+    squares = lengths(kind, N, stream(0, "unused")).square()
+    return float(squares.std(correction=0) / squares.mean())
 
 
 def clients(kind: str, N: int, seed: int) -> Tensor:
@@ -75,7 +95,7 @@ def drawn(n: int, N: int, seed: int) -> Tensor:
 
 
 def spread_between(
-    x: Tensor, chosen: Tensor, clusters: Tensor | None = None, *, unseen: bool = True
+    x: Tensor, chosen: Tensor, clusters: Tensor | None = None, *, variation: float = VARIATION
 ) -> Estimate:
     """Estimates σ_g², or σ_K², as `measure` does.
 
@@ -83,7 +103,7 @@ def spread_between(
         x: (N, d) float64, the gradients of all.
         chosen: (n,) int64, those drawn.
         clusters: (N,) int64; None: one cluster.
-        unseen: Whether to allow for what no sample has seen.
+        variation: What squares are taken to vary by beyond the sample; 0: not at all.
 
     Returns:
         The estimate.
@@ -93,7 +113,7 @@ def spread_between(
     value = heterogeneity_of(seen, own, sizes)
     error = error_of_heterogeneity(seen, own, sizes)
     draws = effective_draws((seen - seen.mean(0)).square().sum(1))
-    above = unseen_error(value, len(chosen), len(x)) if unseen else 0.0
+    above = unseen_error(value, len(chosen), len(x), variation)
     return Estimate.of_squares(value, error, draws, (0.0, above))
 
 
@@ -102,11 +122,11 @@ def main() -> None:
     rows = []
     for n, N in SAMPLES:
         for kind in KINDS:
-            hits, ends = [0, 0], []
+            hits, ends, known = [0, 0], [], variation_known(kind, N)
             for seed in range(DRAWS):
                 x, chosen = clients(kind, N, seed), drawn(n, N, seed)
                 truth = spread_between(x, torch.arange(N)).value
-                both = [spread_between(x, chosen, unseen=unseen) for unseen in (False, True)]
+                both = [spread_between(x, chosen, variation=one) for one in (0.0, known)]
                 for which, one in enumerate(both):
                     hits[which] += one.low <= truth <= one.high
                 value = both[0].value

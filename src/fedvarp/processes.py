@@ -75,6 +75,9 @@ def who_is_watched() -> int | None:
 def signal_when_orphaned(parent: int | None, which: signal.Signals) -> None:
     """Asks Linux, in a child, for a signal when the parent dies; other systems cannot be asked.
 
+    It may come more than once: each thread of a dying parent hands the child on to the next one,
+    and the kernel sends the signal each time.
+
     Args:
         parent: What `who_is_watched` said in the parent; None: nothing is asked for.
         which: The signal.
@@ -93,6 +96,23 @@ def interrupt_on_sigterm() -> None:
     Schedulers end a job by SIGTERM. Called by the main thread of a program of ours.
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+def interrupt_once_on(which: signal.Signals) -> None:
+    """Lets the first signal of a kind do what Ctrl-C does once; later ones of that kind do nothing.
+
+    For `signal_when_orphaned`, whose second signal would count as a second Ctrl-C. Called by the
+    main thread of a program of ours.
+
+    Args:
+        which: The signal.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(which, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(which, interrupt)
 
 
 class Interruption:

@@ -37,7 +37,7 @@ def test_text_shows_names_in_brackets_as_they_are(tmp_path: Path) -> None:
 
 def test_text_of_the_two_algorithms(two_algorithms: Path) -> None:
     lines = formatted(compare([two_algorithms], target=0.5, smooth=2)).splitlines()
-    assert lines[0] == "To 50 % test accuracy"
+    assert lines.index("To 50 % test accuracy") == 4  # below what it comes to
     found = [" ".join(line.split()) for line in lines]
     assert "FedAvg 40 1.00× only 1 of 2 seeds – 12 kB" in found
     assert "FedVARP 20 2.00× 25 > 1.80× 6 kB" in found
@@ -71,7 +71,7 @@ def test_a_seed_that_diverged_is_named_so_in_the_table_of_seeds(tmp_path: Path) 
 
 def test_markdown_has_the_cells_of_the_text_and_what_they_mean(two_algorithms: Path) -> None:
     lines = formatted(compare([two_algorithms], target=0.5, smooth=2), "markdown").splitlines()
-    assert lines[0] == "**To 50 % test accuracy**"
+    assert lines[2] == "**To 50 % test accuracy**"  # below what it comes to
     assert "| FedAvg | 40 | 1.00× | only 1 of 2 seeds | – | 12 kB |" in lines
     assert "| FedVARP | 20 | 2.00× | 25 | \\> 1.80× | 6 kB |" in lines
     assert lines[-1] == "± is the sample standard deviation over seeds."

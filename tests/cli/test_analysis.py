@@ -33,7 +33,8 @@ def type_(*words: object) -> str:
 
 def test_compare_prints_all_its_formats(real_runs: Path) -> None:
     text = type_("compare", real_runs, "--target", "0.5", "--smooth", "2")
-    assert text.startswith("To 50 % test accuracy\n")
+    assert text.startswith("FedAvg gets to 50 % test accuracy first")
+    assert "\n\nTo 50 % test accuracy\n" in text
     assert "mean of 2" in text
     lines = list(csv.DictReader(io.StringIO(type_("compare", real_runs, "--format", "csv"))))
     assert [line["group"] for line in lines] == ["FedAvg", "FedVARP"]

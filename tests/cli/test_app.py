@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import itertools
 import json
 import os
 import resource
@@ -224,17 +223,17 @@ def test_a_mistake_of_the_program_is_owned_up_to(monkeypatch: pytest.MonkeyPatch
     assert "mistake in fedvarp" in ended.err
 
 
+@pytest.mark.parametrize("where", [(), ("--data-dir", "nowhere"), ("--data-dir", ".")])
+@pytest.mark.parametrize("command", ["run", pytest.param("sweep", marks=pytest.mark.slow)])
 def test_missing_data_names_the_three_ways_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, where: tuple[str, ...]
 ) -> None:
     monkeypatch.delenv("FEDVARP_DATA", raising=False)
-    folders = ((), ("--data-dir", "nowhere"), ("--data-dir", "."))
-    for command, where in itertools.product(("run", "sweep"), folders):
-        ended = fedvarp(command, "cifar10-lenet5", *where)
-        assert ended.code == 1
-        assert "--data-dir" in ended.err
-        assert "FEDVARP_DATA" in ended.err
-        assert "fedvarp data cifar10" in ended.err
+    ended = fedvarp(command, "cifar10-lenet5", *where)
+    assert ended.code == 1
+    assert "--data-dir" in ended.err
+    assert "FEDVARP_DATA" in ended.err
+    assert "fedvarp data cifar10" in ended.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -415,7 +414,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return bytes_of(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     tmp_path: Path, calm: list[bytes], number: int
 ) -> None:

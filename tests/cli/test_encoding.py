@@ -19,7 +19,7 @@ def test_letters_have_stand_ins() -> None:
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", ["cp1252", pytest.param("ascii", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "command",
     [

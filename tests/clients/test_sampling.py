@@ -17,15 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedvarp.clients.availability import Bernoulli, Trace
-from fedvarp.clients.sampling import (
-    ClientSampler,
-    UniformSampler,
-    WeightedSampler,
-    inclusion_lengths,
-    random_subset,
-    systematic,
-    uniform_integers,
-)
+from fedvarp.clients.cohorts import ClientSampler
+from fedvarp.clients.draws import inclusion_lengths, random_subset, systematic, uniform_integers
+from fedvarp.clients.sampling import UniformSampler, WeightedSampler
 from fedvarp.randomness import stream
 
 seeds = st.integers(0, 2**32)

@@ -31,6 +31,9 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
     # Three algorithms twice, the rows of the run once; and the keys of both figures.
     assert section.count("<rect") == (2 * 3 + 1) * len(CAUSES) + 2 * len(CAUSES)
     assert "FedVARP, its rows" in section
+    assert "How far rows are to be trusted" in section
+    assert after.trust is not None
+    assert f"{after.trust['measured']['whole']['own']:.2f}" in section
     assert f"{after.step_errors['fedavg'].client_drift:.3g}" in section
     assert "(approx.)" not in section
     kept = json.loads(file.read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvarp.diagnosis import diagnose
+from fedvarp.diagnosis import advise, as_json, as_text, diagnose
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.runs.errors import RunError
@@ -32,7 +32,15 @@ def test_clusters_that_a_run_has_found_are_those_measured(config: Path, tmp_path
     assert len(other.measured.cluster_sizes or []) == 5
 
 
-@pytest.mark.parametrize("told", [[], ["table.where=disk"], ["table.codec=int8"]], ids=str)
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        pytest.param(["table.where=disk"], marks=pytest.mark.slow),
+        pytest.param(["table.codec=int8"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_rows_of_a_run_are_measured_as_they_are(
     config: Path, tmp_path: Path, told: list[str]
 ) -> None:
@@ -97,3 +105,53 @@ def test_a_run_without_a_checkpoint_is_refused(run: Path, tmp_path: Path) -> Non
     (tmp_path / "config.toml").write_text((run / "config.toml").read_text())
     with pytest.raises(RunError, match=r"no checkpoint.*fedvarp diagnose .*config\.toml"):
         diagnose(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tables"),
+    [
+        ("cluster_fedvarp", ["cluster"]),
+        pytest.param("fedvarp", ["own"], marks=pytest.mark.slow),
+        pytest.param("fedstale(beta=0.3)", ["own"], marks=pytest.mark.slow),
+        pytest.param("fedvarp_adaptive", ["own"], marks=pytest.mark.slow),
+        ("fedvarp_mixed(beta=per_layer)", ["own", "cluster"]),
+        ("fedavg", None),
+        ("scaffold", None),
+    ],
+)
+def test_how_far_rows_are_to_be_trusted_is_measured_wherever_there_are_some(
+    config: Path, tmp_path: Path, algorithm: str, tables: list[str] | None
+) -> None:
+    told = [f"algorithm={algorithm}", "client_lr=0.05", "rounds=12"]
+    result = build(load_settings(config, told)).run(tmp_path / "run", progress=False)
+    found = diagnose(tmp_path / "run", progress=False)
+    plain = json.loads(json.dumps(as_json(found, [])))["trust"]
+    text = as_text(found, advise(found))
+    assert (plain is None) == (tables is None)
+    assert ("How far rows are to be trusted" in text) == (tables is not None)
+    if tables is None:
+        return
+    measured = plain["measured"]
+    assert list(measured["whole"]) == tables
+    assert all(0 <= b <= 1 for b in measured["whole"].values())
+    assert list(measured["by_parameter"]) == ["w"]  # all there is in a quadratic
+    assert measured["by_parameter"]["w"] == pytest.approx(measured["whole"])
+    assert "is worth" in text
+    # What the run itself goes by is what its last round recorded.
+    last = result.metrics[-1]
+    recorded = {"own": last.get("trust_in_rows"), "cluster": last.get("trust_in_clusters")}
+    if algorithm.startswith(("fedvarp_adaptive", "fedvarp_mixed")):
+        assert plain["run"]["whole"] == {name: recorded[name] for name in tables}
+        assert "as the run has it" in text
+    else:
+        assert plain["run"] is None
+
+
+def test_rows_that_do_not_age_are_to_be_trusted(config: Path, tmp_path: Path) -> None:
+    """At a rate of nearly nothing, with whole batches, all clients seen."""
+    told = ["client_lr=1e-6", "clients_per_round=10", "rounds=30", "algorithm=fedvarp"]
+    told += ["local_sgd.batch_size=1000"]
+    build(load_settings(config, told)).run(tmp_path / "a", progress=False)
+    found = diagnose(tmp_path / "a", progress=False)
+    assert found.trust is not None
+    assert found.trust["measured"]["whole"]["own"] == pytest.approx(1, abs=1e-3)

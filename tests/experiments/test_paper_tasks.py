@@ -43,7 +43,13 @@ def check(result: SimulationResult, dim: int, num_steps: int | None = None) -> N
     assert result.server.w.isfinite().all()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedvarp", "cluster_fedvarp", "mifa"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "cluster_fedvarp",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fedavg", "fedvarp", "mifa")),
+    ],
+)
 def test_cifar10_with_lenet5(cifar: FederatedDataset, algorithm: str) -> None:
     """200 examples, batches of 64, so four steps an epoch: 5 clients × 5 epochs × 4 steps."""
     result = one_round(cifar, LeNet5, algorithm=algorithm)
@@ -52,6 +58,7 @@ def test_cifar10_with_lenet5(cifar: FederatedDataset, algorithm: str) -> None:
     assert clusters == (55 if algorithm == "cluster_fedvarp" else None)
 
 
+@pytest.mark.slow
 def test_shakespeare_with_a_gru(real_data: Path) -> None:
     """The faithful split; one epoch and a sparse evaluation keep the round short."""
     text = shakespeare(real_data, test_stride=500)

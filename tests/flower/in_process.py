@@ -34,6 +34,7 @@ class Node:
     config: NodeConfig
     context: Context
     public_key: bytes = b""
+    name: str = ""  # under which it was registered
 
 
 @dataclass
@@ -95,7 +96,10 @@ class InProcessGrid(Grid):
         return list(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=i, public_key=node.public_key) for i, node in self.nodes.items()]
+        return [
+            NodeInfo(node_id=i, public_key=node.public_key, name=node.name)
+            for i, node in self.nodes.items()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -10,9 +12,10 @@ from torch import nn
 
 from fedvarp import LocalSGD
 from fedvarp.flower import LocalSteps, answer_identity
+from fedvarp.flower.client import correction_record
 
 
-def message(**records: ArrayRecord) -> Message:
+def message(**records: ConfigRecord) -> Message:
     return Message(RecordDict({**records}), 1, "train")
 
 
@@ -22,7 +25,7 @@ def test_steps_are_corrected_and_counted(momentum: float) -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.data.zero_()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-    correction = ArrayRecord({"weight": torch.full((1, 2), 2.0)})
+    correction = correction_record(ArrayRecord({"weight": torch.full((1, 2), 2.0)}))
     steps = LocalSteps(message(correction=correction), model, optimizer)
     for _ in range(4):
         optimizer.zero_grad()
@@ -106,3 +109,24 @@ def test_only_the_keys_that_were_named_are_told() -> None:
     )
     reply = app(Message(RecordDict(), 1, "query.identity"), context)
     assert reply.content.config_records["identity"] == {"hospital": "north"}
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (torch.optim.Adam, "Adam"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), "SGD"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ""),
+    ],
+)
+def test_steps_other_than_those_of_sgd_are_refused_where_gradients_are_needed(
+    make: Any, refused: str
+) -> None:
+    model = nn.Linear(1, 1)
+    LocalSteps(message(), model, make(model.parameters()))  # does no harm elsewhere
+    asked = message(config=ConfigRecord({"needs-gradients": True}))
+    if not refused:
+        LocalSteps(asked, model, make(model.parameters()))
+        return
+    with pytest.raises(ValueError, match=f"sums of gradients, and those of {refused} are none"):
+        LocalSteps(asked, model, make(model.parameters()))

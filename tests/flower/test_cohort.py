@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedvarp.flower
+from fedvarp.clients.availability import Trace
+from fedvarp.clients.cohorts import ClientSampler
+from fedvarp.clients.importance_sampling import ImportanceSampler
 from fedvarp.clients.round_robin import RoundRobinSampler
-from fedvarp.clients.sampling import ClientSampler, UniformSampler
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.clients.stratified_sampling import StratifiedSampler
-from fedvarp.flower import ClusterFedVARP, FedAvg, FedVARP
+from fedvarp.flower import cohort
 from fedvarp.flower.cohort import Candidate, candidates, training_cohort
 from fedvarp.flower.identity import KnownClients
+from fedvarp.flower.names import name_in
+from flower.asking import ClusterFedVARP, FedAvg, FedVARP
 from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, run, table, w0
 
@@ -128,6 +138,49 @@ def test_the_offline_are_replaced_whoever_was_drawn(sampling: Any) -> None:
         assert all(c.node is not None for c in full)
 
 
+def test_importance_draws_those_online_with_the_weights_of_the_simulation() -> None:
+    """As the simulation does with an availability; a client that was not seen has no residual."""
+    seen = [3.0, None, 0.5, 1.0, 8.0, 0.1, 2.0]
+    here = [True, True, False, True, True, True, False]
+    among = [Candidate(i, i if here[i] else None, str(i), None, seen[i]) for i in range(7)]
+    sampler = ImportanceSampler(
+        7,
+        3,
+        seed=0,
+        uniform_share=0.3,
+        availability=Trace({t: [0, 1, 3, 4, 5] for t in range(20)}),
+    )
+    sampler.observe(
+        torch.tensor([i for i in range(7) if seen[i] is not None]),
+        torch.tensor([r for r in seen if r is not None], dtype=torch.float64),
+    )
+    for t in range(20):
+        drawn = training_cohort(
+            among,
+            3,
+            seed=0,
+            round=t,
+            when_offline="fewer",
+            sampling="importance",
+            uniform_share=0.3,
+        )
+        expected = sampler.cohort(t)
+        assert expected.weights is not None
+        assert [c.row for c in drawn] == expected.clients.tolist()
+        assert [c.weight for c in drawn] == expected.weights.tolist()
+    assert (
+        training_cohort(
+            [Candidate(0, None, "0")],
+            1,
+            seed=0,
+            round=0,
+            when_offline="fewer",
+            sampling="importance",
+        )
+        == []
+    )
+
+
 def test_an_offline_client_is_replaced_or_the_round_has_fewer() -> None:
     cases: list[tuple[Any, int]] = [("replace", 3), ("fewer", 2)]
     for when, asked in cases:
@@ -147,18 +200,48 @@ def test_stock_clients_go_by_their_node_id_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = a_grid(an_app(answers=False), 5, seed=0)
-    strategy = FedVARP(clients_per_round=2, seed=0)
+    strategy = fedvarp.flower.FedVARP(clients_per_round=2, seed=0)
     run(strategy, grid, rounds=4)
     assert caplog.text.count("so that they go by their node id") == 1
-    assert caplog.text.count("the client rate is taken to be client_lr=1") == 1
-    assert len(grid.sent_to("query.identity")) == 1, "one client that cannot answer is enough"
+    assert caplog.text.count("it is taken to be client_lr=1") == 1
+    assert grid.sent_to("query.identity") == [], "nobody is asked who has not been told of it"
     assert table(strategy).num_clients == 5, "N is those who may be drawn"
 
 
-def test_nobody_is_asked_for_a_name_if_told_not_to() -> None:
-    grid = a_grid(an_app(), 5, seed=0)
-    run(FedVARP(clients_per_round=2, ask_names=False), grid, rounds=2)
+def test_a_node_is_asked_once_for_the_whole_run_whether_it_answers_or_not() -> None:
+    grid = a_grid(an_app(answers=False), 5, seed=0)
+    strategy = FedVARP(clients_per_round=2)
+    strategy.begin(w0())
+    ask(strategy, grid, 1)
+    node, away = next(iter(grid.nodes.items()))
+    grid.disconnect(node)
+    ask(strategy, grid, 2)
+    grid.nodes[node] = away
+    ask(strategy, grid, 3)
+    assert sorted(n for _, n in grid.sent_to("query.identity")) == sorted(grid.nodes)
+
+
+def test_the_question_takes_no_longer_than_a_round() -> None:
+    grid = a_grid(an_app(), 3, seed=0)
+    grid.tamper = lambda reply: [reply] if reply.metadata.message_type == "train" else []
+    began = time.monotonic()
+    strategy = FedVARP(fraction_evaluate=0)
+    strategy.start(grid, w0(), num_rounds=2, timeout=0.2)
+    assert time.monotonic() - began < 30, "it was a minute for each of three nodes once"
+    assert strategy.server.round == 2
+
+
+def test_names_of_registered_supernodes_are_known_without_a_question() -> None:
+    """Flower vouches for them: what a client says of itself does not count there."""
+    grid = a_grid(an_app(reports=True), 4, seed=0)
+    for number, node in enumerate(grid.nodes.values()):
+        node.name = f"hospital {number}"
+    strategy = FedVARP(clients_per_round=2)
+    run(strategy, grid, rounds=4)
+    assert sorted(c.name for c in strategy.clients) == [f"supernode hospital {i}" for i in range(4)]
     assert grid.sent_to("query.identity") == []
+    claimed = RecordDict({"m": ConfigRecord({"partition-id": "supernode hospital 1"})})
+    assert name_in(claimed, "partition-id") is None, "and nobody else can claim one"
 
 
 def test_a_node_that_comes_back_after_its_client_went_elsewhere_is_asked_again() -> None:
@@ -190,11 +273,11 @@ def test_a_round_without_anybody_is_counted_and_the_run_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = InProcessGrid(an_app())
-    strategy = FedVARP(clients_per_round=2)
+    strategy = fedvarp.flower.FedVARP(clients_per_round=2)
     result = strategy.start(grid, w0(), num_rounds=2, timeout=0.05)
     assert strategy.server.round == 2
     assert result.train_metrics_clientapp == {}
-    assert "0 of 2 nodes are online; going on with them" in caplog.text
+    assert "Fewer than 2 nodes are online: nobody is asked" in caplog.text
 
 
 def test_a_round_waits_for_a_whole_cohort_only_at_the_start(
@@ -211,3 +294,58 @@ def test_a_round_waits_for_a_whole_cohort_only_at_the_start(
     strategy.start(grid, w0(), num_rounds=3, timeout=600, evaluate_fn=leave)
     assert strategy.server.round == 3
     assert "Waiting for nodes" not in caplog.text
+
+
+def test_waiting_says_how_many_are_there_once_for_each_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, looks = a_grid(an_app(), 1, seed=0), 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            grid.connect(7, {"partition-id": 7})
+
+    monkeypatch.setattr("fedvarp.flower.cohort.time.sleep", look)
+    assert cohort.wait_for_nodes(grid, 2, timeout=None) == 2
+    assert caplog.text.count("Waiting for nodes: 1 of 2") == 1
+
+
+def test_shares_and_minima_are_flowers() -> None:
+    """Flower asks int(share · online), and at least so many."""
+    grid = a_grid(an_app(), 9, seed=0)
+    for settings, asked, evaluating in (
+        ({"fraction_train": 0.5, "fraction_evaluate": 0.4}, 4, 3),
+        ({"fraction_train": 0.1, "fraction_evaluate": 0.1}, 2, 2),
+        ({"fraction_train": 0.1, "min_train_nodes": 3, "min_evaluate_nodes": 9}, 3, 9),
+        ({"fraction_train": 0.0, "fraction_evaluate": 0.0}, 0, 0),
+    ):
+        strategy = fedvarp.flower.FedVARP(**settings)  # type: ignore[arg-type]
+        strategy.begin(w0())
+        assert len(ask(strategy, grid, 1)) == asked
+        evaluations = strategy.configure_evaluate(1, strategy.arrays, ConfigRecord(), grid)
+        assert len(list(evaluations)) == evaluating
+
+
+def test_everything_that_flowers_fedavg_takes_is_taken() -> None:
+    flowers, own = inspect.signature(FlowersFedAvg), inspect.signature(fedvarp.flower.FedAvg)
+    for name, parameter in flowers.parameters.items():
+        assert own.parameters[name].default == parameter.default, name
+    start = inspect.signature(FlowersFedAvg.start), inspect.signature(fedvarp.flower.FedAvg.start)
+    assert list(start[0].parameters) == list(start[1].parameters)
+
+
+def test_clients_can_be_selected_by_name() -> None:
+    grid = a_grid(an_app(), 5, seed=0)
+    seen: list[list[str]] = []
+
+    def select(round: int, names: Sequence[str]) -> list[str]:
+        seen.append(list(names))
+        return [names[round], names[0], names[0]]
+
+    run(FedVARP(select=select, fraction_evaluate=0), grid, rounds=2)
+    assert seen == [["0", "1", "2", "3", "4"]] * 2
+    assert cohorts(grid) == [(1, 0), (1, 1), (2, 0), (2, 2)]
+    with pytest.raises(ValueError, match="chose 'nobody' for round 1"):
+        run(FedVARP(select=lambda round, names: ["nobody"]), grid, rounds=1)

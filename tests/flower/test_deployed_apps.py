@@ -44,7 +44,7 @@ def test_a_stock_client_works_unchanged(flower: Federation, tmp_path: Path) -> N
     losses = [entries[f"history/{t}"]["train"]["train_loss"] for t in (1, 2)]
     assert losses[1] < losses[0]
     assert 0 <= entries["history/2"]["evaluate"]["eval_acc"] <= 1
-    assert flower.log(run).count("the client rate is taken to be client_lr=1") == 1
+    assert flower.log(run).count("rate is the one that they are sent") == 1
 
 
 @pytest.mark.parametrize("algorithm", ["cluster-fedvarp", "scaffold"])

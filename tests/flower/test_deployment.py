@@ -27,6 +27,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
         yield Deployment(flower, tmp_path / "events", tmp_path / "checkpoint")
 
 
+@pytest.mark.slow
 def test_a_killed_supernode_keeps_its_row_and_a_killed_server_app_its_run(
     deployment: Deployment,
 ) -> None:

@@ -10,10 +10,15 @@ from flwr.app import ConfigRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvarp.flower import FedVARP, Scaffold
-from fedvarp.flower.identity import KnownClients, name_order
+from fedvarp.flower.identity import KnownClients
+from fedvarp.flower.names import name_order
+from flower.asking import FedVARP, Scaffold
 from flower.in_process import InProcessGrid
 from flower.small_federation import an_app, ask, numbered_grid, row_of, run, table, w0
+
+
+def entries_of(clients: KnownClients) -> dict[str, dict[str, Any]]:
+    return {key: entry for key, entry in clients.changed_entries().items() if entry is not None}
 
 
 def test_numbers_are_ordered_by_value_and_before_words() -> None:
@@ -29,7 +34,7 @@ def test_a_node_has_one_client_and_a_client_is_where_it_was_last_met(
         clients.meet(name, node)
         last_at = {at: other for at, other in last_at.items() if other != name} | {node: name}
     again = KnownClients()
-    again.load_state_dict(clients.state_dict(), clients.changed_entries())
+    again.load_state_dict(clients.state_dict(), entries_of(clients))
     for known in (clients, again):
         assert {c.node: c.name for c in known if c.node is not None} == last_at
         assert {node: c.name for node in range(5) if (c := known.at(node))} == last_at
@@ -54,9 +59,9 @@ def test_only_what_changed_about_a_client_is_saved() -> None:
     clients.saved()
     assert clients.changed_entries() == {}
     clients.meet("b", 3)
-    assert [entry["node"] for entry in clients.changed_entries().values()] == [3]
+    assert [entry["node"] for entry in entries_of(clients).values()] == [3]
     again = KnownClients()
-    again.load_state_dict(clients.state_dict(), clients.changed_entries())
+    again.load_state_dict(clients.state_dict(), entries_of(clients))
     assert again.changed_entries() == {}
     clients.meet("b", 2)
     assert clients.still_at([1, 2, 3]) == [1, 2], "it is back where it was"
@@ -65,7 +70,7 @@ def test_only_what_changed_about_a_client_is_saved() -> None:
 def test_a_client_that_returns_under_a_new_node_id_finds_its_row() -> None:
     """It says who it is in its replies only; the server meets it again when it is drawn."""
     grid = numbered_grid(an_app(answers=False, reports=True))
-    strategy = FedVARP(seed=0, fraction_evaluate=0)
+    strategy = FedVARP(seed=0, fraction_evaluate=0, weighting="uniform")
     strategy.begin(w0())
     for t in (1, 2):
         messages = ask(strategy, grid, t)
@@ -120,7 +125,7 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-@pytest.mark.parametrize("kind", [FedVARP, Scaffold])
+@pytest.mark.parametrize("kind", [FedVARP, pytest.param(Scaffold, marks=pytest.mark.slow)])
 def test_clients_that_exchanged_their_nodes_are_found_again(
     kind: Any, answers: bool, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message
 
-from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
+from flower.asking import MIFA, ClusterFedVARP, FedAvg, FedVARP, Scaffold
 from flower.handmade_replies import NUM_CLIENTS, Round, good
 from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, row_of, table, train, w0
@@ -100,7 +100,7 @@ def test_a_late_reply_refreshes_its_row(kind: Any, caplog: pytest.LogCaptureFixt
     """Client 0 is late in round 1 and not asked again: its row is from round 1 all the same."""
     grid = a_grid(an_app(), 2, seed=0)
     delayed(grid, client=0, round=1)
-    strategy = kind(fraction_evaluate=0)
+    strategy = kind(fraction_evaluate=0, weighting="uniform")
     strategy.begin(w0())
     first = ask(strategy, grid, 1)
     strategy.aggregate_train(1, strategy._rounds.ledger.send_and_receive(grid, first, 0.2, 1))
@@ -160,7 +160,7 @@ def test_late_replies_can_be_ignored_and_some_algorithms_have_no_use_for_them(
 def test_a_late_reply_is_measured_from_the_model_it_was_trained_from() -> None:
     """Models of rounds reuse memory, but not that of a round still waited for."""
     grid = a_grid(an_app(), 2, seed=0)
-    strategy = FedVARP(fraction_evaluate=0)
+    strategy = FedVARP(fraction_evaluate=0, weighting="uniform")
     strategy.begin(w0())
     held: list[Message] = []
     for t in (1, 2, 3):

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp import FlatModel, LocalSGD
+from fedvarp.clients.cohorts import ClientSampler
+from fedvarp.clients.importance_sampling import ImportanceSampler
 from fedvarp.clients.local_training import batches
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, digits
@@ -164,6 +166,27 @@ def dataset() -> FederatedDataset:
 def test_rounds_are_those_of_the_simulation(
     dataset: FederatedDataset, algorithm: str, case: str
 ) -> None:
+    hold_together(dataset, algorithm, case)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedvarp", "fedvarp_mixed", "scaffold"])
+def test_cohorts_by_importance_are_those_of_the_simulation(
+    dataset: FederatedDataset, algorithm: str
+) -> None:
+    """Who is drawn, and at what weight, depends on all that came back before."""
+    sampler = ImportanceSampler(NUM_CLIENTS, 5, seed=3, uniform_share=0.1)
+    hold_together(
+        dataset, algorithm, OFTEN, sampler=sampler, sampling="importance", uniform_share=0.1
+    )
+
+
+def hold_together(
+    dataset: FederatedDataset,
+    algorithm: str,
+    case: str,
+    sampler: ClientSampler | None = None,
+    **settings: Any,
+) -> None:
     """Node ids are random, and nodes come in random order: only names may count."""
     local_sgd, rounds = CASES[case].local_sgd, CASES[case].rounds
     clients_per_round = CASES[case].clients_per_round
@@ -173,7 +196,7 @@ def test_rounds_are_those_of_the_simulation(
         algorithm=algorithm,
         local_sgd=local_sgd,
         rounds=rounds,
-        clients_per_round=clients_per_round,
+        clients_per_round=sampler or clients_per_round,
         seed=3,
         evaluate_every=rounds,
         progress=False,
@@ -183,7 +206,6 @@ def test_rounds_are_those_of_the_simulation(
     chance = random.Random(algorithm)
     for client in chance.sample(range(NUM_CLIENTS), NUM_CLIENTS):
         grid.connect(chance.getrandbits(63), {"partition-id": client})
-    settings: dict[str, Any] = {}
     if algorithm in ("cluster_fedvarp", "fedvarp_mixed"):
         assert dataset.cluster_of is not None
         settings["clusters"] = dict(enumerate(dataset.cluster_of.tolist()))
@@ -193,6 +215,8 @@ def test_rounds_are_those_of_the_simulation(
         seed=3,
         fraction_evaluate=0.0,
         normalise_steps=local_sgd.normalise_steps,
+        weighting="uniform",
+        ask_names=True,
         **settings,
     )
     start = ArrayRecord(a_model().state_dict())

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from fedvarp.flower import MIFA, FedDyn, FedVARP, Scaffold
 from fedvarp.flower.replies import text_in
+from flower.asking import MIFA, FedDyn, FedVARP, Scaffold
 from flower.handmade_replies import (
     DAMAGE,
     DIM,

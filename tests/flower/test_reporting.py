@@ -9,7 +9,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
+from fedvarp.flower import Median
+from flower.asking import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 from flower.handmade_replies import Round, with_metric
 from flower.small_federation import a_grid, an_app, run, w0
 
@@ -43,13 +44,16 @@ def test_the_size_of_the_table_is_logged(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("strategy", "objective"),
     [
-        (FedVARP(), "by their local steps"),
-        (FedVARP(normalise_steps=True), "once each"),
-        (Scaffold(), "once each"),
-        (FedDyn(), "once each"),
-        (FedProx(), "by their local steps"),
-        (FedAvg(weighting="examples"), "by their examples times their local steps"),
-        (FedAvg(weighting="examples", normalise_steps=True), "by their examples\n"),
+        (FedVARP(weighting="uniform"), "by their local steps"),
+        (FedVARP(weighting="uniform", normalise_steps=True), "once each"),
+        (Scaffold(weighting="uniform"), "once each"),
+        (Scaffold(), "by their 'num-examples'\n"),
+        (FedDyn(weighting="uniform"), "once each"),
+        (FedProx(weighting="uniform"), "by their local steps"),
+        (FedAvg(), "by their 'num-examples' times their local steps, as in Flower's FedAvg"),
+        (FedVARP(), "by their 'num-examples' times their local steps, as in Flower's FedAvg"),
+        (FedAvg(weighted_by_key="n", normalise_steps=True), "by their 'n'\n"),
+        (Median(), "by their local steps"),
     ],
 )
 def test_the_start_says_whom_the_model_is_trained_for(

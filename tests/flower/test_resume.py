@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedvarp import CheckpointError, ServerMomentum
-from fedvarp.flower import MIFA, ClusterFedVARP, FedAvg, FedDyn, FedProx, FedVARP, Scaffold
+from flower.asking import MIFA, ClusterFedVARP, FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 from flower.small_federation import a_grid, an_app, row_of, run, table, w0
 
 EVERY = [FedAvg, FedVARP, ClusterFedVARP, MIFA, Scaffold, FedProx, FedDyn]
@@ -68,6 +68,28 @@ def test_a_run_killed_in_the_middle_of_rounds_is_the_run_in_one(
     assert again.arrays == pieces.arrays, "a run that has ended gives its model"
 
 
+def test_what_importance_sampling_has_seen_is_there_after_a_restart(tmp_path: Path) -> None:
+    def strategy(folder: Path | None, **changes: Any) -> Any:
+        settings: dict[str, Any] = {
+            "sampling": "importance",
+            "weighting": "uniform",
+            "uniform_share": 0.1,
+            **changes,
+        }
+        return FedVARP(clients_per_round=3, seed=1, checkpoint=folder, **settings)
+
+    calm = strategy(None)
+    run(calm, a_grid(an_app(), 12, seed=0), rounds=8)
+    for seed, rounds in enumerate((2, 5, 8)):
+        last = strategy(tmp_path)
+        run(last, a_grid(an_app(), 12, seed), rounds=rounds)
+    assert last.server.w.equal(calm.server.w)
+    assert [c.residual for c in last.clients] == [c.residual for c in calm.clients]
+    assert any(c.residual is not None for c in last.clients)
+    with pytest.raises(CheckpointError, match="drawn otherwise"):
+        run(strategy(tmp_path, uniform_share=0.5), a_grid(an_app(), 12, 0), rounds=9)
+
+
 def test_clients_that_joined_are_there_after_a_restart(tmp_path: Path) -> None:
     """Client 7 moves the model by 8, and the others by 1 to 3."""
     settings: dict[str, Any] = {"checkpoint": tmp_path, "fraction_evaluate": 0}
@@ -97,7 +119,8 @@ def test_a_run_from_before_there_was_a_choice_of_sampling_goes_on(
 ) -> None:
     grid = a_grid(an_app(), 4, seed=0)
     old = FedVARP(checkpoint=tmp_path)
-    settings = {n: v for n, v in old.unchanging.items() if n != "sampling"}
+    new = {"sampling", "weighted_by_key"}
+    settings = {n: v for n, v in old.unchanging.items() if n not in new}
     with monkeypatch.context() as patch:
         patch.setattr(FedVARP, "unchanging", property(lambda _: settings))
         run(old, grid, rounds=1)
@@ -141,10 +164,13 @@ def test_a_run_of_a_version_without_a_setting_is_refused(tmp_path: Path) -> None
 
 def test_another_weighting_does_not_continue_a_run(tmp_path: Path) -> None:
     grid = a_grid(an_app(), 3, seed=0)
-    run(FedAvg(checkpoint=tmp_path, weighting="examples"), grid, rounds=1)
-    with pytest.raises(CheckpointError, match="weighting='examples', not 'uniform'"):
+    run(FedAvg(checkpoint=tmp_path, weighting="uniform"), grid, rounds=1)
+    with pytest.raises(CheckpointError, match="weighting='uniform', not 'examples'"):
         run(FedAvg(checkpoint=tmp_path), grid, rounds=2)
-    strategy = FedAvg(checkpoint=tmp_path, weighting="examples")
+    strategy = FedAvg(checkpoint=tmp_path, weighting="uniform", weighted_by_key="other")
+    with pytest.raises(CheckpointError, match="weighted_by_key='num-examples', not 'other'"):
+        run(strategy, grid, rounds=2)
+    strategy = FedAvg(checkpoint=tmp_path, weighting="uniform")
     run(strategy, grid, rounds=2)
     assert strategy.server.round == 2
 

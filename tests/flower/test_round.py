@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedvarp.flower import FedVARP, Scaffold
+from flower.asking import FedVARP, Scaffold
 from flower.handmade_replies import (
     DIM,
     Round,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from fedvarp.flower import ClusterFedVARP, FedVARP, Scaffold
+from flower.asking import ClusterFedVARP, FedVARP, Scaffold
 from flower.small_federation import (
     a_grid,
     an_app,
@@ -51,7 +51,9 @@ def test_a_dead_node_that_is_still_listed_counts_no_longer_than_that(
     kind: Any, tmp_path: Path
 ) -> None:
     """Names come with replies only, so that nobody can tell the dead node from a newcomer."""
-    clusters = {"clusters": "region"} if kind is ClusterFedVARP else {}
+    clusters = {"weighting": "uniform"}
+    if kind is ClusterFedVARP:
+        clusters["clusters"] = "region"
     grid = numbered_grid(an_app(answers=False, reports=True))
     strategy = kind(seed=0, checkpoint=tmp_path, fraction_evaluate=0, **clusters)
     run(strategy, grid, rounds=1)
@@ -73,7 +75,7 @@ def test_a_dead_node_that_is_still_listed_counts_no_longer_than_that(
 )
 def test_clusters_share_rows_wherever_they_come_from(clusters: Any) -> None:
     grid = a_grid(an_app(reports=True), 6, seed=0)
-    strategy = ClusterFedVARP(clusters=clusters, seed=0)
+    strategy = ClusterFedVARP(clusters=clusters, seed=0, weighting="uniform")
     result = run(strategy, grid, rounds=1)
     # Clients i and i + 3 share a row: the mean of -(i + 1) and -(i + 4).
     assert [row_of(strategy, str(i))[0] for i in range(6)] == [-2.5, -3.5, -4.5] * 2
@@ -102,7 +104,9 @@ def test_a_name_that_the_function_of_clusters_cannot_take_costs_that_reply_only(
         return [reply]
 
     grid.tamper = tamper
-    strategy = ClusterFedVARP(clusters=lambda name: int(name) % 3, seed=0, fraction_evaluate=0)
+    strategy = ClusterFedVARP(
+        clusters=lambda name: int(name) % 3, seed=0, fraction_evaluate=0, weighting="uniform"
+    )
     run(strategy, grid, rounds=1)
     assert caplog.text.count("fails for 'node ") == 1
     assert strategy.server.w.tolist() == [1.5, 1.5], "the mean move of clients 0 and 1"

@@ -21,7 +21,7 @@ from fedvarp import (
     ServerYogi,
     stream,
 )
-from fedvarp import flower as ours
+from flower import asking as ours
 from flower.small_federation import a_grid, an_app, run
 
 M, D, ROUNDS = 3, 7, 12
@@ -89,11 +89,11 @@ def test_a_name_is_the_optimiser_of_that_name() -> None:
 
 def test_fedexp_hears_of_the_replies() -> None:
     """Clients move the model by 1 … 4 in both numbers: Σ(w − w_i)²/4 = 2 · 30/4 = 15, mean 2.5."""
-    strategy = ours.FedAvg(server_optimizer=ServerExP(eps=1e-9))
+    strategy = ours.FedAvg(server_optimizer=ServerExP(eps=1e-9), weighting="uniform")
     run(strategy, a_grid(an_app(), 4, seed=0), rounds=1)
     rate = max(1.0, 15 / (2 * 2 * 2.5**2))
     torch.testing.assert_close(strategy.server.w, torch.full((2,), 2.5 * rate))
-    opposed = ours.FedAvg(server_optimizer="exp", server_lr=3.0)
+    opposed = ours.FedAvg(server_optimizer="exp", server_lr=3.0, weighting="uniform")
     run(opposed, a_grid(an_app(), 4, seed=0), rounds=1)
     torch.testing.assert_close(opposed.server.w, torch.full((2,), 7.5))
 

@@ -141,10 +141,13 @@ def test_the_quick_start_runs_unchanged_and_goes_on_where_it_ended(tmp_path: Pat
     found, log = run(tmp_path, "FedVARP", rounds=4)
     assert found["round"] == 4
     assert log.count("so that they go by their node id") == 1
-    assert log.count("the client rate is taken to be client_lr=1") == 1
+    assert log.count("rate is the one that they are sent") == 1
     assert list(found["trained"]) == ["1", "2", "3", "4"]
     assert found["evaluated"]["4"]["eval_loss"] < found["evaluated"]["1"]["eval_loss"]
-    longer, _ = run(tmp_path, "FedVARP", rounds=6)
+    assert "query.identity" not in log
+    assert "Traceback" not in log
+    longer, said = run(tmp_path, "FedVARP", rounds=6)
+    assert "and the run goes on with a table of 0 rows" in said, "node ids are new"
     assert longer["round"] == 6
     for kind in ("evaluated", "trained"):
         assert {r: longer[kind][r] for r in found[kind]} == found[kind]

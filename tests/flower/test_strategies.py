@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedvarp import CheckpointError
-from fedvarp.flower import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
+from fedvarp.flower import Median, TrimmedMean
+from flower.asking import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, row_of, run, train, w0
-
-
-def test_weighting_by_examples_is_flowers_and_the_default_is_the_papers() -> None:
-    """Client i moves by i + 1 and has i + 1 examples; i = 0, 1, 2."""
-    moved = {}
-    for weighting in ("uniform", "examples"):
-        strategy = FedAvg(weighting=weighting)
-        run(strategy, a_grid(an_app(), 3, seed=0), rounds=1)
-        moved[weighting] = float(strategy.server.w[0])
-    assert moved["uniform"] == pytest.approx(2.0)
-    assert moved["examples"] == pytest.approx((1 + 4 + 9) / 6)
 
 
 def test_evaluations_tell_names_too() -> None:
@@ -44,12 +36,13 @@ def test_feddyn_sends_its_rows_with_the_model() -> None:
 
     w = 1.5 − h/α with h = −α · 1.5, so that it goes to 3.
     """
-    strategy, grid = FedDyn(alpha=0.5), numbered_grid(an_app(steps=1), 2)
+    strategy, grid = FedDyn(alpha=0.5, weighting="uniform"), numbered_grid(an_app(steps=1), 2)
     strategy.begin(w0())
     train(strategy, grid, 1)
     assert strategy.server.w.tolist() == [3.0, 3.0]
     messages = ask(strategy, grid, 2)
-    sent = [m.content.array_records["correction"]["w"].numpy().tolist() for m in messages]
+    bytes_sent = [m.content.config_records["correction"]["w"] for m in messages]
+    sent = [np.load(io.BytesIO(data)).tolist() for data in bytes_sent if isinstance(data, bytes)]
     assert sorted(sent) == [[0.5, 0.5], [1.0, 1.0]]
     assert all(m.content.config_records["config"]["proximal-mu"] == 0.5 for m in messages)
 
@@ -97,3 +90,29 @@ def test_only_what_sends_corrections_needs_steps_also_where_it_is_clipped() -> N
     for strategy, sends in ((FedAvg(), False), (FedDyn(), True), (Scaffold(), True)):
         strategy.begin(w0())
         assert strategy._rounds.sends_corrections == sends
+
+
+def test_importance_makes_up_for_those_who_do_not_answer() -> None:
+    """Two of three who are asked answer, so that each counts for one and a half.
+
+    Nobody was seen yet: all are drawn alike and have the weight 1/3, which becomes 1/2.
+    """
+    grid = numbered_grid(an_app(), 3)
+    strategy = FedAvg(sampling="importance", weighting="uniform", clients_per_round=3)
+    strategy.begin(w0())
+    replies = grid.send_and_receive(ask(strategy, grid, 1))
+    kept = [reply for reply in replies if reply.metadata.src_node_id != 101]  # client 1
+    strategy.aggregate_train(1, kept)
+    assert strategy.server.w.tolist() == pytest.approx([2.0, 2.0])  # (1 + 3) / 2
+    seen = {client.name: client.residual for client in strategy.clients}
+    assert seen == {"0": pytest.approx(2**0.5), "1": None, "2": pytest.approx(3 * 2**0.5)}
+
+
+def test_unequal_weights_are_refused_at_the_start_where_clients_must_count_the_same() -> None:
+    for kind in (Median, TrimmedMean):
+        grid = numbered_grid(an_app(), 3)
+        with pytest.raises(ValueError, match="counts all clients of a cohort the same"):
+            run(kind(sampling="importance"), grid, rounds=1)
+        assert not grid.sent_to("train")
+    with pytest.raises(ValueError, match="does not go with it"):
+        FedAvg(sampling="importance", weighting="examples")

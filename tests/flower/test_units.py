@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedvarp.flower import MIFA, FedAvg, FedVARP, LocalSteps, Scaffold
+from fedvarp.flower import LocalSteps
+from flower.asking import MIFA, FedAvg, FedVARP, Scaffold
 from flower.handmade_replies import DIM, NUM_CLIENTS, Round, a_model, a_strategy
 from flower.small_federation import a_grid, an_app, numbered_grid, row_of, run, train, w0
 
@@ -44,7 +45,7 @@ REPLIES = st.lists(
 )
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("weighting", ["examples", pytest.param("uniform", marks=pytest.mark.slow)])
 @given(rounds=st.lists(REPLIES, min_size=1, max_size=3))
 @settings(max_examples=40, deadline=None)
 def test_fedavg_is_the_mean_of_the_models_whatever_clients_report(
@@ -175,22 +176,23 @@ def two_quadratics() -> ClientApp:
 
 
 @pytest.mark.parametrize("normalise_steps", [False, True])
-@pytest.mark.parametrize("kind", [FedAvg, MIFA, Scaffold, "by examples"])
-def test_whom_the_model_is_trained_for(kind: Any, normalise_steps: bool) -> None:
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("kind", [FedAvg, FedVARP, MIFA, Scaffold])
+def test_whom_the_model_is_trained_for(kind: Any, weighting: str, normalise_steps: bool) -> None:
     """Averaged with weights a_i, the model rests where Σ a_i q_i (w − i) = 0.
 
     That is w = a_1 q_1 / (a_0 q_0 + a_1 q_1). Normalised it has q_i / τ_i, which is nearly η for
-    both. SCAFFOLD rests where c = 0, in 1/2.
+    both. SCAFFOLD rests where c = Σ a_i (w − i) = 0, whatever the steps.
     """
     share = [1 - (1 - RATE) ** steps for steps in STEPS]
     if normalise_steps:
         share = [q / steps for q, steps in zip(share, STEPS, strict=True)]
     more: dict[str, Any] = {"normalise_steps": normalise_steps, "fraction_evaluate": 0}
     more["clip_updates"] = None  # one client is far longer than the other
-    if kind == "by examples":
-        kind, more["weighting"] = FedAvg, "examples"
+    share = [1, 1] if kind is Scaffold else share
+    if weighting == "examples":
         share = [n * q for n, q in zip(EXAMPLES, share, strict=True)]
-    rest = 0.5 if kind is Scaffold else share[1] / sum(share)
-    strategy = kind(**more)
+    rest = share[1] / sum(share)
+    strategy = kind(weighting=weighting, **more)
     run(strategy, numbered_grid(two_quadratics(), 2), rounds=80)
     assert strategy.server.w.tolist() == pytest.approx([rest, rest], abs=1e-5)

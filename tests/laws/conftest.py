@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 HEART = ("fedvarp", "cluster_fedvarp")
-OFTEN = {("memory", "float64"), ("memory", "float32"), ("memory", "int8"), ("disk", "float32")}
+OFTEN = {("memory", "float64"), ("memory", "int8"), ("disk", "float32")}
 
 
 @pytest.hookimpl(tryfirst=True)

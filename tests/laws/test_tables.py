@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 import registry
 from fedvarp import ClientTable, ClusteredTable, FedAvg, FedVARP, RoundUpdates
 from fedvarp.tables import blocks
-from registry import every_codec, every_place, every_table
+from fedvarp.tables.store import Store
+from registry import every_codec, every_place, every_table, rows_in
 from rows import assert_law, everyone, rows_like
 
 N, D = 7, 300  # 300 numbers: one whole block of the int8 codec and a part of one
@@ -41,6 +44,89 @@ def test_the_mean_is_the_mean_of_the_rows_after_any_puts(
                 rows_like(table, len(clients), seed, size),
             )
             assert_law(table)
+
+
+numbers = st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0, 1000.0])
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.lists(st.integers(0, N - 1), unique=True, max_size=N), sizes),
+        st.tuples(st.just("weigh"), st.lists(numbers, min_size=N, max_size=N), st.just(13.0)),
+        st.tuples(st.just("forget"), st.lists(st.integers(0, N - 1), max_size=3), st.just(0.0)),
+    ),
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+@every_table
+@settings(max_examples=12, deadline=None)
+@given(changes=changes)
+def test_the_mean_is_that_of_the_rows_by_what_each_counts_for(
+    kind: str, codec: str, changes: list[tuple[str, list[float], float]]
+) -> None:
+    """Σ share·row / total after any puts, weighings and forgettings; and exchange goes by it."""
+    with registry.table_of(kind, N, D, codec) as table:
+        shares, total = torch.ones(N, dtype=torch.float64), float(N)
+        for step, (what, chosen, size) in enumerate(changes):
+            if what == "weigh":
+                shares, total = torch.tensor(chosen, dtype=torch.float64), size
+                table.weigh(shares, total)
+            elif what == "forget":
+                clients = torch.tensor(chosen, dtype=torch.int64)
+                table.forget(clients)
+                assert not table.get(clients).any()
+            else:
+                clients = torch.tensor(chosen, dtype=torch.int64)
+                table.put(clients, rows_like(table, len(clients), step, size))
+            expected = (shares[:, None] * everyone(table).double()).sum(0) / total
+            largest = float((shares[:, None] * everyone(table).double()).abs().max())
+            tolerance = 1e-6 * largest + 1e-44
+            torch.testing.assert_close(table.mean().double(), expected, rtol=0, atol=tolerance)
+        v = table.exchange(torch.tensor([2]), rows_like(table, 1, 99, 0.0), torch.zeros(1), 1.0)
+        torch.testing.assert_close(
+            v.double(),
+            expected if changes else 0 * v.double(),
+            rtol=0,
+            atol=tolerance if changes else 0.0,
+        )
+
+
+@every_place
+def test_a_table_that_is_weighed_is_the_same_after_it_was_saved(place: str, tmp_path: Path) -> None:
+    shares = torch.tensor([0.0, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0, 4.0], dtype=torch.float64)
+    with contextlib.closing(Store.open(tmp_path / "store")) as store:
+        saved = rows_in(place, tmp_path / "store", N, D, "float32")
+        saved.put(torch.arange(5), rows_like(saved, 5, seed=0))
+        saved.resize(N + 1)
+        saved.weigh(shares, 11.0)
+        batch: dict[tuple[str, str], Tensor | None] = {}
+        saved.save(batch, store)
+        store.write(batch)
+        saved.saved(store)
+        mean = saved.mean()
+        saved.close()
+        again = rows_in(place, tmp_path / "store", N + 1, D, "float32")
+        again.load(store)
+        assert torch.equal(again.mean(), mean)
+        assert again.describe() == saved.describe()
+        again.weigh(torch.ones(N + 1, dtype=torch.float64), float(N + 1))
+        assert_law(again)
+        again.close()
+
+
+@every_table
+def test_shares_that_cannot_be_are_refused(kind: str) -> None:
+    with registry.table_of(kind, N, D, "float32") as table:
+        for shares, total in (
+            (torch.ones(N - 1).double(), 1.0),
+            (-torch.ones(N).double(), 1.0),
+            (torch.ones(N).double(), 0.0),
+            (torch.full((N,), float("nan")).double(), 1.0),
+        ):
+            with pytest.raises(ValueError, match="Shares"):
+                table.weigh(shares, total)
+        with pytest.raises(IndexError, match="not among the 7"):
+            table.forget(torch.tensor([N]))
 
 
 @every_table

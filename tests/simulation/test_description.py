@@ -25,7 +25,7 @@ from fedvarp import (
 )
 from fedvarp.algorithms.clipped import Clipped
 from fedvarp.analysis.comparison import compare
-from fedvarp.clients.sampling import Cohort
+from fedvarp.clients.cohorts import Cohort
 from fedvarp.models import initialised
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError

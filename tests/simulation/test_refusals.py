@@ -13,7 +13,11 @@ from torch import Tensor, nn
 import fedvarp
 from fedvarp import LocalSGD, Recording, SimulationResult, Table, Trainer
 from fedvarp.clients.availability import Trace
-from fedvarp.clients.sampling import Cohort, UniformSampler
+from fedvarp.clients.cohorts import Cohort
+from fedvarp.clients.importance_sampling import ImportanceSampler
+from fedvarp.clients.round_robin import RoundRobinSampler
+from fedvarp.clients.sampling import UniformSampler, WeightedSampler
+from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.data import FederatedDataset, from_function, from_tensors
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.runs.errors import RunError
@@ -249,3 +253,48 @@ def test_any_path_will_do(tmp_path: Path) -> None:
     assert Recording(out=Somewhere(tmp_path)).out == str(tmp_path)  # type: ignore[arg-type]
     run(recording=Somewhere(tmp_path / "run"))
     assert (tmp_path / "run" / "config.toml").exists()
+
+
+# Weights that the algorithm cannot use
+
+
+class _Unequal:
+    """A sampler of one's own, whose cohorts count unequally from the third round on."""
+
+    def cohort(self, round: int) -> Cohort:
+        weights = torch.tensor([0.5, 0.5 if round < 2 else 0.4], dtype=torch.float64)
+        return Cohort(torch.tensor([0, 1]), torch.tensor([True, True]), weights)
+
+
+@pytest.mark.parametrize("algorithm", ["median", "trimmed_mean(beta=0)"])
+@pytest.mark.parametrize("clip_updates", [None, "median"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedSampler([1, 2, 3, 4], 2, seed=0),
+        WeightedSampler([1, 1, 1, 1], 2, seed=0, objective=[1, 2, 3, 4]),
+        StratifiedSampler([0, 0, 1, 1], 2, seed=0, objective=[1, 2, 3, 4]),
+        ImportanceSampler(4, 2, seed=0),
+        _Unequal(),
+    ],
+)
+def test_unequal_weights_are_refused_where_clients_must_count_the_same(
+    algorithm: str, clip_updates: Any, sampler: Any, tmp_path: Path
+) -> None:
+    """Before the first round: nothing is written."""
+    with pytest.raises(ValueError, match=r"counts all clients .*unequal weights.*uniformly"):
+        run(
+            algorithm=algorithm,
+            clients_per_round=sampler,
+            table=Table(clip_updates=clip_updates),
+            recording=tmp_path / "run",
+        )
+    assert listing(tmp_path) == []
+
+
+def test_equal_weights_are_not_refused() -> None:
+    for sampler in (
+        WeightedSampler([1, 1, 1, 1], 2, seed=0),
+        RoundRobinSampler(4, 2, seed=0, objective=[3, 3, 3, 3]),
+    ):
+        assert len(run(algorithm="median", clients_per_round=sampler).metrics) == 4

@@ -304,7 +304,7 @@ def test_wrong_settings_are_refused(
 
 
 def test_clusters_are_needed_for_clustering() -> None:
-    dataset = from_tensors([(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))] * 4)
+    dataset = from_tensors([(torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64))] * 4)
     with pytest.raises(ValueError, match="Give cluster_of"):
         short_run(dataset, algorithm="cluster_fedvarp")
 
@@ -630,7 +630,9 @@ def late_loss(dataset: FederatedDataset, algorithm: str, seed: int) -> float:
     return float(sum(late) / len(late))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_fedvarp_ends_with_a_clearly_lower_loss_than_fedavg(seed: int) -> None:
     """2 of 100 clients a round, 10 epochs, rate 1. Over four seeds FedAvg ended at 0.13 to 0.15 and
     FedVARP at 0.085 to 0.101 (an independent implementation: 0.22 and 0.08)."""

@@ -22,7 +22,7 @@ from fedvarp import (
     stream,
 )
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
-from fedvarp.tables.measured import _trust
+from fedvarp.tables.measured import trust
 
 N, M, D = 6, 3, 8
 CLUSTERS = torch.tensor([0, 0, 0, 1, 1, 2])
@@ -72,7 +72,7 @@ def test_the_fit_is_the_best_of_all_that_are_allowed(seed: int, K: int, size: fl
     x = torch.randn(K + 1, 5, generator=stream(seed, "x"), dtype=torch.float64)
     x[K] += x[:K].sum(0) * float(torch.randn((), generator=stream(seed, "pull")))
     products = size * x @ x.T
-    b = _trust(products)
+    b = trust(products)
     assert bool((b >= 0).all())
     assert float(b.sum()) <= 1 + 1e-9
     gram, cross = products[:K, :K] / size, products[:K, K] / size
@@ -83,7 +83,7 @@ def test_the_fit_is_the_best_of_all_that_are_allowed(seed: int, K: int, size: fl
 def test_two_tables_that_say_the_same_share_what_is_believed() -> None:
     x = torch.randn(1, 5, generator=stream(0, "x"), dtype=torch.float64)
     rows = torch.cat([x, x, 0.8 * x])
-    assert float(_trust(rows @ rows.T).sum()) == pytest.approx(0.8)
+    assert float(trust(rows @ rows.T).sum()) == pytest.approx(0.8)
 
 
 def test_nothing_measured_is_fedvarp() -> None:
@@ -114,7 +114,7 @@ def test_a_run_is_the_formula_written_out(parts: list[slice] | None) -> None:
                 x = [y[i] - y.mean(0), shared[CLUSTERS[i]] - mean, deltas[i] - v_before]
                 here = torch.stack([one[part] for one in x])
                 products[p] += here @ here.T / M
-            b[p] = _trust(products[p])
+            b[p] = trust(products[p])
         torch.testing.assert_close(found, v, rtol=0, atol=1e-12)
         v_before = v
         y[S] = deltas[S]
@@ -194,7 +194,7 @@ def test_an_unseen_client_has_its_clusters_row() -> None:
         among = S[S != 1]
         equal = torch.full((len(among),), 1 / len(among), dtype=torch.float64)
         measured.exchange(among, deltas[among], equal, 1.0)
-    own, shared = (t.get(torch.tensor([1]))[0] for t in measured.regressors)
+    own, shared = (t.get(torch.tensor([1]))[0] for t in measured.below)
     assert not own.any()
     believed = float(measured.b[0, 1])
     assert believed > 0.05
@@ -214,7 +214,7 @@ def test_what_it_remembers_is_counted_and_given_back() -> None:
         torch.testing.assert_close(
             one.exchange(S, deltas[S], EQUAL, 1.0), other.exchange(S, deltas[S], EQUAL, 1.0)
         )
-    rows = sum(t.num_bytes for t in one.regressors)
+    rows = sum(t.num_bytes for t in one.below)
     assert one.num_bytes == rows + 8 * D + 8 * 3 * 3
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvarp import Broadcast, RoundUpdates, Server
-from fedvarp.clients.sampling import Cohort
+from fedvarp.clients.cohorts import Cohort
 from fedvarp.data import FederatedDataset, digits
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedvarp import Broadcast, RoundUpdates, Server
-from fedvarp.clients.sampling import Cohort, UniformSampler
+from fedvarp.clients.cohorts import Cohort
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError

@@ -37,6 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         clients_per_round=int(config["clients-per-round"]),
         fraction_evaluate=float(config["fraction-evaluate"]),
         seed=int(config["seed"]),
+        ask_names=True,  # clients answer with their partition-id: cohorts follow the seed at once
         checkpoint=str(config["checkpoint"]) or None,
     )
     torch.manual_seed(int(config["seed"]))

@@ -42,6 +42,7 @@ class Aggregator(ABC):
         full_is_fedavg: Whether v is FedAvg's where all clients answer, whatever the table holds.
         needs_gradients: Whether updates must be sums of gradients: clients then take steps of SGD.
         needs_models: Whether updates must be plain differences of models, not divided by steps.
+        needs_equal_weights: Whether all clients of a cohort must count the same.
     """
 
     vectors_down: ClassVar[int] = 1
@@ -51,6 +52,7 @@ class Aggregator(ABC):
     full_is_fedavg: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
     needs_models: ClassVar[bool] = False
+    needs_equal_weights: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:

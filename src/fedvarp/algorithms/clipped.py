@@ -16,7 +16,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.settings.bounds import AboveOne
 from fedvarp.settings.checked import check_fields
 from fedvarp.tables.base import ClientTable
-from fedvarp.tables.blocks import blocks
+from fedvarp.tables.blocks import blocks, longest_block
 
 WINDOW: Final = 100
 """How many norms the running median is taken of."""
@@ -27,6 +27,7 @@ _FORWARDED: Final = (
     "counts_steps",
     "needs_gradients",
     "needs_models",
+    "needs_equal_weights",
 )
 
 
@@ -161,4 +162,9 @@ class Clipped(Aggregator):
 
 def _norm(delta: Tensor) -> float:
     """‖Δ_i‖ in float64, whose squares neither overflow nor vanish."""
-    return math.sqrt(sum(float(delta[here].double().square().sum()) for here in blocks(len(delta))))
+    buffer = delta.new_empty(longest_block(len(delta)), dtype=torch.float64)
+    squares = 0.0
+    for here in blocks(len(delta)):
+        part = buffer[: here.stop - here.start].copy_(delta[here])
+        squares += float(torch.dot(part, part))
+    return math.sqrt(squares)

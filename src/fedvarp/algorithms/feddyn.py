@@ -23,8 +23,6 @@ class FedDyn(Aggregator):
     ∇f_i(w_i) − h_i + α (w_i − w) = 0, so that h_i ← h_i − α (w_i − w). The local gradient gets the
     correction −h_i and the proximal term α (w_i − w) added.
 
-    Lines are counted from the one that begins with "Input".
-
     The textbook keeps h_i on client i: w goes down and w_i comes up, the traffic of FedAvg. Here
     the server holds all h_i and sends −h_i along with w: the same iterates, and a client that lost
     its disk has lost nothing, for one vector more on the way down, which is counted. An update must
@@ -68,15 +66,15 @@ class FedDyn(Aggregator):
         return self.alpha
 
     def corrections(self, clients: Tensor) -> Tensor:
-        """−h_i, (M, d), for the local gradients of these clients (their line 5)."""
+        """−h_i, (M, d), for the local gradients of these clients."""
         return self.h.get(clients).neg_()
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """h_i ← h_i − α (w_i − w) for i ∈ S, h ← mean of all, v takes w to mean w_i − h/α."""
         S, delta, per_delta = updates.clients, updates.deltas, self.alpha * updates.scale
-        self.h.put(S, self.h.get(S).add_(delta, alpha=per_delta))  # line 6
-        h = self.h.mean()  # line 12: h ← h − α/N Σ (w_i − w)
-        return updates.average(delta).add_(h.div_(per_delta))  # line 13
+        self.h.put(S, self.h.get(S).add_(delta, alpha=per_delta))  # h_i ← h_i − α (w_i − w)
+        h = self.h.mean()  # h ← h − α/N Σ (w_i − w)
+        return updates.average(delta).add_(h.div_(per_delta))  # w_new = mean w_i − h/α
 
     @property
     def table(self) -> ClientTable:

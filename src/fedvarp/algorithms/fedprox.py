@@ -37,7 +37,7 @@ class FedProx(Aggregator):
         return self.mu
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
-        """v = 1/M Σ_{i∈S} Δ_i: the mean of the clients' models (their line 6)."""
+        """v = 1/M Σ_{i∈S} Δ_i: the mean of the clients' models."""
         return updates.average(updates.deltas)
 
     def describe(self) -> Mapping[str, object]:

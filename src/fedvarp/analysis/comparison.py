@@ -10,6 +10,7 @@ import numpy as np
 
 from fedvarp.analysis.caveats import caveats
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
+from fedvarp.analysis.paired import Beside, paired_differences
 from fedvarp.analysis.runs import Floats, Paths, Run, read_runs
 from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
 from fedvarp.runs.errors import RunError
@@ -106,12 +107,16 @@ class Comparison:
         target: What rounds are counted to; None without a target.
         smooth: Evaluations in the running mean of the second rule.
         notes: What a reader has to know about these runs, in sentences.
+        baseline: The row that all were asked to be shown beside; None without.
+        differences: Of each row from the baseline, seed by seed; None where they share no seed.
     """
 
     rows: Sequence[Row]
     target: Target | None
     smooth: int
     notes: Sequence[str]
+    baseline: Row | None = None
+    differences: Sequence[Beside | None] = ()
 
     @property
     def groups(self) -> list[Group]:
@@ -126,6 +131,7 @@ def compare(
     target: float | None = None,
     target_loss: float | None = None,
     smooth: Count = DEFAULT_SMOOTH,
+    beside: str | None = None,
     allow_different: bool = False,
 ) -> Comparison:
     """Compares runs of one task, grouped over seeds.
@@ -137,14 +143,17 @@ def compare(
         target_loss: A loss to count rounds to instead: the training loss where it was recorded,
             else the test loss. For tasks without an accuracy.
         smooth: Evaluations in the running mean of the second rule.
+        beside: An algorithm to show all others beside, seed by seed, with intervals; where there
+            are several groups of it, the one that ends best.
         allow_different: Compares runs of different tasks too, and says in what they differ.
 
     Returns:
         The figures of each group, and notes.
 
     Raises:
-        RunError: There is no run, the runs are of different tasks, or the target cannot be reached
-            by any run: it is no accuracy, or was not recorded.
+        RunError: There is no run, the runs are of different tasks, there is none of the algorithm
+            to be shown beside, or the target cannot be reached by any run: it is no accuracy, or
+            was not recorded.
     """
     runs, notes = read_runs(paths)
     if not allow_different:
@@ -167,7 +176,39 @@ def compare(
         for group, one, two in zip(groups, first, smoothed, strict=True)
     ]
     smooths = aim is not None or any(group.records("test_accuracy") for group in groups)
-    return Comparison(rows, aim, smooth, notes + caveats(groups, smooth if smooths else 1))
+    baseline = None if beside is None else _ends_best(rows, beside)
+    apart: Sequence[Beside | None] = ()
+    if baseline is not None:
+        apart = [paired_differences(one, baseline.group, aim, smooth) for one in groups]
+        alone = [one.label for one, found in zip(groups, apart, strict=True) if found is None]
+        if alone:
+            notes.append(f"No seed is shared with {baseline.group.label}: {', '.join(alone)}.")
+    return Comparison(
+        rows,
+        aim,
+        smooth,
+        notes + caveats(groups, smooth if smooths else 1),
+        baseline,
+        apart,
+    )
+
+
+def _names(group: Group) -> set[str]:
+    """What a group may be called: its label, its algorithm, and that without its options."""
+    return {group.label, group.algorithm, group.algorithm.partition("(")[0]}
+
+
+def _ends_best(rows: Sequence[Row], algorithm: str) -> Row:
+    """The row of an algorithm that has the best accuracy late, or the smallest loss."""
+    of_it = [row for row in rows if algorithm in _names(row.group)]
+    if not of_it:
+        there = ", ".join(sorted({row.group.algorithm for row in rows}))
+        raise RunError(
+            f"There is no run of {algorithm!r} to show the others beside; there are {there}."
+        )
+    if all(row.late_accuracy for row in of_it):
+        return max(of_it, key=lambda row: row.late_accuracy.mean if row.late_accuracy else 0.0)
+    return min(of_it, key=lambda row: row.train_loss.mean if row.train_loss else 0.0)
 
 
 def _target(

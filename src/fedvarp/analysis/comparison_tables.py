@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from fedvarp.analysis.comparison import Comparison, Row, Spread
+from fedvarp.analysis.headline import headline
+from fedvarp.analysis.paired import Beside, Difference
 from fedvarp.analysis.tables import Table, markdown_text, paragraphs
 from fedvarp.analysis.targets import Reached, SpeedUp
 from fedvarp.analysis.templating import render
@@ -30,6 +32,8 @@ def tables(comparison: Comparison) -> list[Table]:
     made.append(_end_table(comparison))
     if any(len(row.group.runs) > 1 for row in comparison.rows):
         made.append(_seeds_table(comparison))
+    if comparison.baseline is not None:
+        made.append(_beside_table(comparison, comparison.baseline))
     return [*made, _cost_table(comparison)]
 
 
@@ -46,6 +50,11 @@ def explanations(comparison: Comparison) -> list[str]:
         )
     if any(len(row.group.runs) > 1 for row in comparison.rows):
         about.append("± is the sample standard deviation over seeds.")
+    if comparison.baseline is not None:
+        about.append(
+            "Beside another: means over the seeds that both have, with 95 % intervals by Student's "
+            "t over seeds; accuracies in points, up to the last round that both were evaluated at."
+        )
     if any(row.unfinished for row in comparison.rows):
         about.append("* marks groups with an unfinished run.")
     return about
@@ -69,19 +78,29 @@ def formatted(comparison: Comparison, format: Format = "text") -> str:
         return _as_json(comparison)
     shown = tables(comparison)
     below = [*explanations(comparison), *comparison.notes]
+    above = [sentences] if (sentences := headline(comparison)) else []
     if format == "text":
-        return "".join(table.text() for table in shown) + paragraphs(below)
+        first = paragraphs(above) + "\n" if above else ""
+        return first + "".join(table.text() for table in shown) + paragraphs(below)
     if format == "markdown":
         return "\n".join(
-            [*(t.markdown() for t in shown), *(f"{markdown_text(p)}\n" for p in below)]
+            [
+                *(f"{markdown_text(p)}\n" for p in above),
+                *(t.markdown() for t in shown),
+                *(f"{markdown_text(p)}\n" for p in below),
+            ]
         )
-    return render("comparison.html", tables=shown, paragraphs=below) + "\n"
+    return render("comparison.html", tables=shown, paragraphs=[*above, *below]) + "\n"
 
 
 def _as_json(comparison: Comparison) -> str:
-    target, smooth = comparison.target, comparison.smooth
-    return _table_of(map(_figures, comparison.rows), comparison.notes).json(
+    target, smooth, baseline = comparison.target, comparison.smooth, comparison.baseline
+    groups = [_figures(row) for row in comparison.rows]
+    for figures, one in zip(groups, comparison.differences, strict=False):
+        figures["beside"] = None if one is None else _beside_figures(one)
+    return _table_of(groups, comparison.notes).json(
         rows="groups",
+        beside=None if baseline is None else baseline.group.label,
         target=None if target is None else {"metric": target.metric, "value": target.value},
         rules={
             "first": "the first evaluation that meets the target",
@@ -154,6 +173,17 @@ def _figures(row: Row) -> dict[str, Any]:
     return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
+def _beside_figures(one: Beside) -> dict[str, Any]:
+    found = {"speed_up": one.speed_up, "late_accuracy": one.late_accuracy,
+             "half_accuracy": one.half_accuracy}  # fmt: skip
+    return {"seeds": one.seeds, "rounds": one.rounds} | {
+        name: None
+        if figure is None
+        else {"mean": figure.mean, "interval": figure.interval, "per_seed": figure.per_seed}
+        for name, figure in found.items()
+    }
+
+
 def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
     return (
         None
@@ -217,6 +247,44 @@ def _seeds_table(comparison: Comparison) -> Table:
             late: lambda row: _each_percent(row.late_accuracy),
         }
     return _table("Seed by seed", comparison.rows, columns)
+
+
+def _beside_table(comparison: Comparison, baseline: Row) -> Table:
+    others = [
+        (row, one)
+        for row, one in zip(comparison.rows, comparison.differences, strict=True)
+        if row is not baseline and one is not None
+    ]
+    lines = [
+        (
+            _name(row),
+            ", ".join(map(str, one.seeds)),
+            f"{one.rounds}",
+            _difference(one.speed_up, "{:.2f}×"),
+            _difference(one.late_accuracy, "{:+.1f}", 100),
+            _difference(one.half_accuracy, "{:+.1f}", 100),
+        )
+        for row, one in others
+    ]
+    header = (
+        "algorithm",
+        "seeds",
+        "up to round",
+        f"speed-up, mean of {comparison.smooth}",
+        f"accuracy, mean of last {comparison.smooth}",
+        "accuracy, second half",
+    )
+    return Table(f"Beside {baseline.group.label}, seed by seed", header, lines)
+
+
+def _difference(one: Difference | None, form: str, unit: float = 1) -> str | None:
+    if one is None:
+        return None
+    mean = form.format(unit * one.mean)
+    if one.interval is None:
+        return mean
+    low, high = (form.format(unit * end) for end in one.interval)
+    return f"{mean} ({low} to {high})"
 
 
 def _cost_table(comparison: Comparison) -> Table:

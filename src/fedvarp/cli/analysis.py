@@ -45,6 +45,13 @@ def compare(
     format: Annotated[
         Literal["text", "markdown", "csv", "json", "html"], typer.Option(help="How to print it.")
     ] = "text",
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ALGORITHM",
+            help="Adds a table of differences from it, seed by seed, with 95 % intervals.",
+        ),
+    ] = None,
     allow_different: AllowDifferent = False,
 ) -> None:
     """Prints who got where, how soon and at what cost, as means over seeds."""
@@ -55,6 +62,7 @@ def compare(
         target=target,
         target_loss=target_loss,
         smooth=smooth,
+        beside=beside,
         allow_different=allow_different,
     )
     typer.echo(analysis.formatted(compared, format), nl=False)

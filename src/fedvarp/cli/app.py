@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedvarp.cli import analysis, diagnose
+from fedvarp.cli import analysis, diagnose, flower
 from fedvarp.cli.encoding import print_whatever_the_encoding
 from fedvarp.cli.errors import (
     FAILED,
@@ -126,7 +126,7 @@ def run(
     from fedvarp.experiments.build import build  # not before all the above is right: it loads torch
 
     experiment = build(settings, data_dir)
-    say(f"{settings.run_name}: {settings.rounds} rounds, kept in {directory}", quiet)
+    say(f"{settings.run_name}: {settings.rounds} rounds, to be kept in {directory}", quiet)
     with safe_rounds(directory), live_view(tensorboard) as callbacks:
         result = experiment.run(directory, progress=not quiet, callbacks=callbacks)
     learned = report(directory, result, quiet, as_json)
@@ -257,6 +257,7 @@ def sweep(
 
 analysis.register(app)
 diagnose.register(app)
+app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:

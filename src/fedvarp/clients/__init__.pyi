@@ -3,6 +3,9 @@ from .availability import Bernoulli as Bernoulli
 from .availability import Cyclic as Cyclic
 from .availability import Markov as Markov
 from .availability import Trace as Trace
+from .cohorts import ClientSampler as ClientSampler
+from .cohorts import Cohort as Cohort
+from .cohorts import LearningSampler as LearningSampler
 from .compiled_gradient import CompiledGradient as CompiledGradient
 from .evaluation import Evaluator as Evaluator
 from .evaluation import Figures as Figures
@@ -11,9 +14,6 @@ from .local_sgd import LocalSGD as LocalSGD
 from .local_training import LocalResult as LocalResult
 from .local_training import Loss as Loss
 from .round_robin import RoundRobinSampler as RoundRobinSampler
-from .sampling import ClientSampler as ClientSampler
-from .sampling import Cohort as Cohort
-from .sampling import LearningSampler as LearningSampler
 from .sampling import UniformSampler as UniformSampler
 from .sampling import WeightedSampler as WeightedSampler
 from .schedules import Constant as Constant

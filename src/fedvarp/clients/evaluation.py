@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedvarp.clients.draws import random_subset
 from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
-from fedvarp.clients.sampling import random_subset
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
@@ -189,14 +189,21 @@ class Evaluator:
         return [len(examples[0]), loss, right, num_answers]
 
 
-def _num_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    if outputs.ndim != targets.ndim + 1:
-        raise ValueError(
-            f"The model gives outputs of shape {tuple(outputs.shape)} for targets of shape "
-            f"{tuple(targets.shape)}: accuracy needs one number for each class, along dimension 1. "
-            f"Leave num_classes out of the data set if its targets are not classes."
-        )
-    return (outputs.argmax(dim=1) == targets).sum()
+def _num_right(outputs: object, targets: Tensor) -> Tensor:
+    if (
+        isinstance(outputs, Tensor)
+        and outputs.ndim == targets.ndim + 1
+        and outputs.shape[2:] == targets.shape[1:]
+    ):
+        return (outputs.argmax(dim=1) == targets).sum()
+    kind = f"a {type(outputs).__name__}"
+    if isinstance(outputs, Tensor):
+        kind = f"outputs of shape {tuple(outputs.shape)}"
+    raise ValueError(
+        f"The model gives {kind} for targets of shape {tuple(targets.shape)}: accuracy needs one "
+        f"number for each class, along dimension 1. Leave num_classes out of the data set if its "
+        f"targets are not classes."
+    )
 
 
 def _batches(examples: Examples, batch_size: int) -> Iterable[Examples]:

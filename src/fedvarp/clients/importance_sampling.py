@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import torch
 from pydantic import SkipValidation
 from torch import Tensor
 
 from fedvarp.clients.availability import Availability, Probability, per_client
-from fedvarp.clients.sampling import Cohort, WeightedSampler, Weights
+from fedvarp.clients.cohorts import Cohort, Weights
+from fedvarp.clients.sampling import WeightedSampler
 from fedvarp.settings.bounds import Count, Decay, Seed
 from fedvarp.settings.checked import checked
+
+UNIFORM_SHARE: Final = 0.2
 
 
 @checked
@@ -47,7 +50,7 @@ class ImportanceSampler:
     num_clients: Count
     clients_per_round: Count
     seed: Seed
-    uniform_share: Decay = 0.2
+    uniform_share: Decay = UNIFORM_SHARE
     objective: Weights = None
     availability: Availability | None = None
     dropout: Annotated[Probability, SkipValidation] = 0.0
@@ -86,11 +89,5 @@ class ImportanceSampler:
         self._residuals = tensors.get("residuals", unseen).clone()
 
     def _by_size(self) -> WeightedSampler:
-        return WeightedSampler(
-            self.sizes,
-            self.clients_per_round,
-            self.seed,
-            self.objective,
-            self.availability,
-            self.dropout,
-        )
+        rest = (self.objective, self.availability, self.dropout)
+        return WeightedSampler(self.sizes, self.clients_per_round, self.seed, *rest)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from pydantic import BeforeValidator, model_validator
 
 from fedvarp.clients.schedules import Constant, ScheduleSetting
-from fedvarp.settings.bounds import Count, Decay, Momentum, NotNegative, Positive
+from fedvarp.settings.bounds import Count, Decay, Momentum, NotNegative, Positive, Rate
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 
@@ -57,7 +57,7 @@ class LocalSGD(Section):
     [64, 6, 64]
     """
 
-    lr: Positive
+    lr: Rate
     """The client learning rate η_c; --set client_lr=… for short."""
     batch_size: Count
     """Examples in a batch (paper: 64)."""

@@ -9,14 +9,15 @@ import torch
 from pydantic import SkipValidation
 
 from fedvarp.clients.availability import Availability, Probability, check_round
-from fedvarp.clients.sampling import (
+from fedvarp.clients.cohorts import (
     Cohort,
     Weights,
     check_cohorts,
     drawn_cohort,
     online_clients,
-    uniform_integers,
+    shares,
 )
+from fedvarp.clients.draws import uniform_integers
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -75,4 +76,5 @@ class RoundRobinSampler:
         asked = order[N * turn // K : N * (turn + 1) // K]
         pool = online_clients(self.availability, self.seed, round, N)
         clients = asked[torch.isin(asked, pool)].sort().values
-        return drawn_cohort(self, round, clients, pool, len(asked) / N)
+        p = shares(self.objective, clients, pool, N)
+        return drawn_cohort(self.seed, round, clients, self.dropout, p, len(asked) / N)

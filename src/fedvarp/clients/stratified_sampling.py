@@ -11,15 +11,15 @@ from pydantic import SkipValidation
 from torch import Tensor
 
 from fedvarp.clients.availability import Availability, Probability, check_round
-from fedvarp.clients.sampling import (
+from fedvarp.clients.cohorts import (
     Cohort,
     Weights,
     check_cohorts,
     drawn_cohort,
     online_clients,
-    systematic,
-    uniform_integers,
+    shares,
 )
+from fedvarp.clients.draws import systematic_sample
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -79,10 +79,9 @@ class StratifiedSampler:
         clusters = tensors.whole_numbers("clusters", self.clusters)
         order = order[_together(clusters[pool[order]])]
         # Each client has length m on a line of n steps of length n: π_i = m / n, free of rounding.
-        start = int(uniform_integers(max(1, n), 1, generator))
-        chosen = systematic(torch.full((n,), m), n, start, m)
-        clients = pool[order[chosen].sort().values]
-        return drawn_cohort(self, round, clients, pool, m / max(1, n))
+        clients = pool[systematic_sample(torch.full((n,), m), n, m, order, generator)]
+        p = shares(self.objective, clients, pool, self.num_clients)
+        return drawn_cohort(self.seed, round, clients, self.dropout, p, m / max(1, n))
 
 
 def _together(labels: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ from typing import Final
 
 from pydantic import InstanceOf
 
+from fedvarp.analysis.row_trust import trust_sentence
 from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
-from fedvarp.diagnosis.wording import WORDS, against, listed, percent, shares
+from fedvarp.diagnosis.wording import WORDS, against, percent, shares
 from fedvarp.settings.checked import checked
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.measurements import CurvePoint
@@ -41,6 +42,8 @@ def advise(
     lines = []
     if found.step_errors:
         lines += advise_on_steps(found)
+    if (trust := found.trust) is not None:
+        lines.append(trust_sentence(trust))
     lines.append(_of_the_steepest(found))
     lines.append(_of_the_bound(found))
     lines.append(_memory(found))
@@ -70,18 +73,15 @@ def _of_the_bound(found: Diagnosis) -> str:
     allowed, used = found.allowed_lr["fedavg"], found.client_lr
     at_most = found.terms(min(allowed, used))["fedavg"]
     line = (
-        f"FedAvg's error floor by Theorem 1 at a client rate of {min(allowed, used):.2g}: "
-        f"{listed(shares(at_most))}."
+        f"FedAvg's error floor by Theorem 1 at a client rate of {min(allowed, used):.2g} is "
+        f"{at_most.floor:.2g}."
     )
     if used > allowed:
-        beyond = found.terms(used)["fedavg"]
         line += (
             f" The run's rate of {used:.2g} is {_times(used / allowed)} the largest for which the "
-            f"theorem is proved here."
+            f"theorem is proved here: its formula there bounds nothing. Rates that work in "
+            f"practice are usually beyond the theorems."
         )
-        if beyond.floor > 0:
-            line += f" Its formula there ({listed(shares(beyond))}) bounds nothing."
-        line += " Rates that work in practice are usually beyond the theorems."
     return line
 
 
@@ -195,6 +195,13 @@ def assumptions(found: Diagnosis) -> list[str]:
         lines.append(
             "Clients take unequally many local steps, and plain model differences weigh them by "
             "these: all figures are about that objective, the mean of (τ_i/τ̄) f_i."
+        )
+    if measured.is_lopsided:
+        lines.append(
+            f"A few clients make up most of σ_g²: by their distances, or by their numbers of "
+            f"steps, those measured count as {measured.draws:.1f} of {len(measured.clients):,}. "
+            f"Others like them may not have been drawn, and the truth may lie above the "
+            f"intervals. Measure all clients: leave out --sample."
         )
     if beyond:
         lines.append(f"The theorems know nothing of {', '.join(beyond)}, which this run has.")

@@ -87,7 +87,7 @@ def _of_progress(found: Diagnosis) -> str:
 
 def _what_would_help(found: Diagnosis) -> list[str]:
     """The remedies that leave least, with and without memory, and what the run's rows are worth."""
-    ranked = [remedy for remedy in rank_remedies(found) if remedy.can_be_had]
+    ranked = [one for one in rank_remedies(found) if one.setting or one.is_baseline]
     now = next(remedy for remedy in ranked if remedy.is_baseline)
     lines = [_of_own_rows(found)]
     if _is_nothing(found, now.errors):
@@ -128,7 +128,7 @@ def _told(remedy: Remedy, now: Remedy, than: str) -> str:
     share = ""
     if remedy.total.value > 0 and now.total.value > 0:
         share = f", {percent(remedy.total.value / now.total.value)} of {than}"
-    return f"{remedy.name}: {with_interval(remedy.total)}{share}{price}"
+    return f"{remedy.name} (--set {remedy.setting}): {with_interval(remedy.total)}{share}{price}"
 
 
 def _unsupported(ranked: Sequence[Remedy], now: Remedy, than: str) -> str:

@@ -85,7 +85,7 @@ def _draw_remedies(axes: Axes, found: Diagnosis) -> None:
         low, high = max(remedy.total.low, 0.0), max(remedy.total.high, 0.0)
         axes.hlines(place, low, high, color=colour, linewidth=1)
         axes.plot([max(remedy.total.value, 0.0)], [place], "o", color=colour, markersize=3.5)
-    axes.set_yticks(range(len(ranked)), [remedy.label for remedy in ranked], fontsize=5.5)
+    axes.set_yticks(range(len(ranked)), [remedy.name for remedy in ranked], fontsize=5.5)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

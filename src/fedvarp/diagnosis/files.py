@@ -46,6 +46,7 @@ def as_json(found: Diagnosis, advice: Sequence[str]) -> dict[str, Any]:
             for name, one in found.step_errors.items()
         },
         "step_errors_with_rows": None if with_rows is None else _plain(with_rows),
+        "trust": found.trust,
         "remedies": [remedy.as_json() for remedy in rank_remedies(found)],
         "terms": _plain_all(found.terms(found.client_lr)),
         "allowed_client_lr": found.allowed_lr,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from torch import Tensor
 
+from fedvarp.clients.draws import random_subset
 from fedvarp.clients.gradients import ClientGradients, Track
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.sampling import random_subset
 from fedvarp.clients.schedules import Constant
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.diagnosis.remedies import HALF_RATE, TWICE_THE_BATCH
 from fedvarp.diagnosis.result import Diagnosis
-from fedvarp.diagnosis.snapshot import Snapshot, of_first_model, of_last_checkpoint
+from fedvarp.diagnosis.snapshot import Snapshot, of_first_model, of_last_checkpoint, row_of
 from fedvarp.experiments.build import DataFolder, Experiment, build
 from fedvarp.experiments.files import load_settings, settings_of_run
 from fedvarp.experiments.settings import Settings
@@ -31,7 +31,7 @@ from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.progress import counted
 from fedvarp.theory.measurements import Measurements, cluster_curve
 from fedvarp.theory.measuring import measure
-from fedvarp.theory.measuring_updates import MeasuredUpdates, measure_updates
+from fedvarp.theory.measuring_updates import MeasuredUpdates, RowOf, measure_updates
 from fedvarp.trainers.threads import torch_threads
 
 _TRAINED_ANEW: Final = 24  # clients, at most, for each change to local training
@@ -123,16 +123,17 @@ def _at(
             snapshot.buffers,
             settings.seed,
         )
-        row_of = None if snapshot.table is None else snapshot.row_of
+        rows = None if snapshot.table is None else functools.partial(row_of, snapshot.table)
         trained = measure_updates(
             gradients,
             measured.clients,
             measured.cluster_of,
             found_clusters={point.num_clusters: point.cluster_of for point in curve},
-            row_of=row_of,
+            row_of=rows,
+            guesses={n: functools.partial(row_of, table) for n, table in snapshot.guesses.items()},
             track=track,
         )
-        trained_anew = _trained_anew(gradients, trained, measured, row_of, track)
+        trained_anew = _trained_anew(gradients, trained, measured, rows, track)
     return Diagnosis(
         settings=settings,
         round=snapshot.round,
@@ -141,6 +142,7 @@ def _at(
         updates=trained,
         curve=curve,
         trained_anew=trained_anew,
+        trust_of_run=snapshot.trust,
     )
 
 
@@ -148,7 +150,7 @@ def _trained_anew(
     gradients: ClientGradients,
     updates: MeasuredUpdates,
     measured: Measurements,
-    row_of: Callable[[int], Tensor] | None,
+    rows: RowOf | None,
     track: Track,
 ) -> dict[str, MeasuredUpdates]:
     """Trains some clients at half the rate, and some with larger batches if theirs have noise."""
@@ -162,7 +164,7 @@ def _trained_anew(
             dataclasses.replace(gradients, local_sgd=local),
             trained[some].sort().values,
             measured.cluster_of,
-            row_of=row_of,
+            row_of=rows,
             batch_factor=batch_factor,
             num_walks=updates.num_walks,
             track=track,

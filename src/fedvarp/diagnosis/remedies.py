@@ -29,7 +29,8 @@ class Remedy:
 
     Attributes:
         name: What it is.
-        setting: How it is had, to be pasted after --set; empty for the training as it is.
+        setting: How it is had, to be pasted after --set; empty for the training as it is, and for
+            its algorithm with rows that are fresh, which no setting makes them.
         errors: What would be left, by cause.
         total: What would be left in all; an estimate below zero counts as none.
         change: How much that is more than what remedies are compared with.
@@ -39,8 +40,6 @@ class Remedy:
         known_from: What the figures come from.
         is_baseline: Whether it is what the others are compared with: the training as it is, or a
             step of FedAvg where the run's own is not measured (`unmeasured_algorithm`).
-        can_be_had: Whether some setting has it. None has a β below 1 yet: what it would leave is
-            shown, but not advised.
     """
 
     name: str
@@ -53,12 +52,6 @@ class Remedy:
     price: str
     known_from: str
     is_baseline: bool = False
-    can_be_had: bool = True
-
-    @property
-    def label(self) -> str:
-        """What tables and figures call it."""
-        return self.name if self.can_be_had else f"{self.name} (no setting yet)"
 
     @property
     def helps(self) -> bool:
@@ -70,7 +63,6 @@ class Remedy:
         return {
             "name": self.name,
             "setting": self.setting,
-            "can_be_had": self.can_be_had,
             "algorithm": self.errors.algorithm,
             **{cause: getattr(self.errors, cause) for cause in CAUSES},
             "total": self.total.as_json(),
@@ -201,30 +193,29 @@ def _all(found: Diagnosis, updates: MeasuredUpdates) -> Iterator[Remedy]:
     if now.algorithm != "fedavg":
         yield remedy("FedAvg", "algorithm=fedavg", 0, lambda s: s.fedavg(N, M))
     if now.algorithm != "fedvarp" or now.known_from == FROM_ROWS:
-        yield remedy("FedVARP", "algorithm=fedvarp", N, lambda s: s.fedvarp(N, M))
+        yield remedy(*_another("fedvarp", "FedVARP", now), N, lambda s: s.fedvarp(N, M))
     beta = spread.best_beta(N)
-    if beta < 0.995:
+    has_rows = now.known_from == FROM_ROWS and now.algorithm == "fedvarp"
+    if not has_rows and _is_worth_it(spread.fedvarp(N, M, beta), spread.fedvarp(N, M)):
         yield remedy(
             f"FedVARP with β = {beta:.2f}",
-            "",
+            _part_of_rows(beta),
             N,
             lambda s: s.fedvarp(N, M, s.best_beta(N)),
-            can_be_had=False,
         )
-    if now.known_from == FROM_ROWS:
+    beta = spread.best_beta_with_rows()
+    if has_rows and _is_worth_it(spread.errors_with_part_of_rows(beta, N, M), as_now.errors):
         yield remedy(
-            f"{now.name}, β = {spread.best_beta_with_rows():.2f}",
-            "",
+            f"{now.name}, β = {beta:.2f}",
+            _part_of_rows(beta),
             now.rows,
             lambda s: s.errors_with_part_of_rows(s.best_beta_with_rows(), N, M),
             FROM_ROWS,
-            can_be_had=False,
         )
     sizes = found.measured.cluster_sizes
     if sizes is not None and (now.algorithm != "cluster_fedvarp" or now.known_from == FROM_ROWS):
         yield remedy(
-            f"ClusterFedVARP, the {len(sizes)} measured",
-            "algorithm=cluster_fedvarp",
+            *_another("cluster_fedvarp", f"ClusterFedVARP, the {len(sizes)} measured", now),
             len(sizes),
             lambda s: s.errors(N, M, sizes)["cluster_fedvarp"],
         )
@@ -262,6 +253,21 @@ def pasteable(*settings: str) -> str:
         All of them.
     """
     return " --set ".join(setting for setting in settings if setting)
+
+
+def _another(algorithm: str, name: str, now: _AsItIs) -> tuple[str, str]:
+    """The name and the setting of an algorithm with fresh rows; the run's own has no setting."""
+    own = algorithm == now.algorithm
+    return (f"{name}, fresh rows", "") if own else (name, f"algorithm={algorithm}")
+
+
+def _is_worth_it(errors: StepErrors, simpler: StepErrors) -> bool:
+    """Whether the best β leaves less by a twentieth: it never leaves more, so would always win."""
+    return errors.total < 0.95 * simpler.total
+
+
+def _part_of_rows(beta: float) -> str:
+    return pasteable("algorithm=fedstale", f"algorithm.beta={beta:.2f}")
 
 
 def _of_found_clusters(spread: UpdateSpread, K: int, sizes: list[int], M: int) -> StepErrors:

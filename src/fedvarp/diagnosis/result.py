@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from fedvarp.experiments.settings import Settings
 from fedvarp.tables.codecs import codec_named
@@ -12,6 +13,7 @@ from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.learning_rates import Condition, conditions
 from fedvarp.theory.measurements import CurvePoint, Measurements
 from fedvarp.theory.measuring_updates import MeasuredUpdates
+from fedvarp.theory.row_trust import RowTrust
 from fedvarp.theory.step_errors import StepErrors, UpdateSpread
 
 
@@ -27,6 +29,7 @@ class Diagnosis:
         updates: How the clients' updates spread; None if no client was trained.
         curve: σ_K² against K; empty if only some clients were measured.
         trained_anew: By what was changed in local training, the updates of some clients with it.
+        trust_of_run: How far the run trusts its rows, where it measures that itself.
     """
 
     settings: Settings
@@ -36,12 +39,21 @@ class Diagnosis:
     updates: MeasuredUpdates | None
     curve: Sequence[CurvePoint]
     trained_anew: Mapping[str, MeasuredUpdates] = field(default_factory=dict)
+    trust_of_run: RowTrust | None = None
 
     @property
     def algorithms(self) -> list[str]:
         """Those with a theorem; ClusterFedVARP where there are clusters."""
         has_clusters = self.measured.cluster_of is not None
         return ["fedavg", *(["cluster_fedvarp"] if has_clusters else []), "fedvarp"]
+
+    @property
+    def trust(self) -> dict[str, Any] | None:
+        """How far rows are to be trusted, in plain numbers; None if no rows were measured."""
+        if self.updates is None or self.updates.trust is None:
+            return None
+        run = self.trust_of_run
+        return {"measured": asdict(self.updates.trust), "run": None if run is None else asdict(run)}
 
     @property
     def everybody_takes_part(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from fedvarp.algorithms.aggregator import LatestUpdates
 from fedvarp.algorithms.registry import make_algorithm
 from fedvarp.experiments.build import Experiment
 from fedvarp.runs.directory import RunDirectory
@@ -18,6 +19,9 @@ from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Server
 from fedvarp.tables.base import ClientTable
+from fedvarp.tables.clustered import ClusteredTable
+from fedvarp.tables.measured import MeasuredTable
+from fedvarp.theory.row_trust import RowTrust
 
 _REPLAYS: Final = ("fedvarp", "cluster_fedvarp")  # whose rows stand in for absent clients
 
@@ -33,6 +37,9 @@ class Snapshot:
         cluster_of: (N,) int64, if k-means has found clusters; else None.
         table: y_1 … y_N of FedVARP or ClusterFedVARP; None for others, and where the settings are
             not those that the rows were made with.
+        guesses: The tables of any algorithm whose rows are updates, by whose their rows are: "own"
+            or "cluster".
+        trust: How far the run itself trusts them, where it measures that.
     """
 
     round: int
@@ -40,18 +47,21 @@ class Snapshot:
     buffers: Mapping[str, Tensor]
     cluster_of: Tensor | None = None
     table: ClientTable | None = None
+    guesses: Mapping[str, ClientTable] = field(default_factory=dict)
+    trust: RowTrust | None = None
 
-    def row_of(self, client: int) -> Tensor:
-        """Reads the row of a client from the table, which must be there.
 
-        Args:
-            client: i.
+def row_of(table: ClientTable, client: int) -> Tensor:
+    """Reads the row of a client from a table.
 
-        Returns:
-            y_i, (d,).
-        """
-        assert self.table is not None
-        return self.table.get(torch.tensor([client]))[0]
+    Args:
+        table: It.
+        client: i.
+
+    Returns:
+        y_i, (d,).
+    """
+    return table.get(torch.tensor([client]))[0]
 
 
 def of_first_model(flat: FlatModel) -> Snapshot:
@@ -95,14 +105,17 @@ def of_last_checkpoint(
             raise RunError(f"The checkpoint of {directory.path} is empty: begin the run first.")
         w = checkpoint.store.read_tensor("state", "w", torch.float32, (flat.dim,))
         table = None
-        if with_rows and experiment.settings.algorithm in _REPLAYS:
+        if with_rows:
             table = _restored_table(directory, checkpoint, experiment, flat, opened)
+        beside = checkpoint.beside_rows()
         yield Snapshot(
             checkpoint.round,
             w.to(experiment.settings.trainer.device),
             checkpoint.tensors(),
-            checkpoint.beside_rows().get("cluster_of"),
-            table,
+            next((beside[name] for name in beside if name.endswith("cluster_of")), None),
+            table if experiment.settings.algorithm in _REPLAYS else None,
+            _guesses(table),
+            _own_trust(table, flat),
         )
 
 
@@ -112,11 +125,37 @@ def _restored_table(
     experiment: Experiment,
     flat: FlatModel,
     opened: contextlib.ExitStack,
-) -> ClientTable:
+) -> ClientTable | None:
+    """The table of the run; None where its rows are no updates, or there is none."""
     _, table = experiment.task().clusters_and_table(directory)
     aggregator = make_algorithm(experiment.settings.algorithm, table)
-    assert aggregator.table is not None
+    if aggregator.table is None or not isinstance(aggregator.unwrapped, LatestUpdates):
+        return None
     for rows in aggregator.table.tables():
         opened.callback(rows.close)
     checkpoint.restore(Server(flat.vector(), aggregator, experiment.server_optimizer))
     return aggregator.table
+
+
+def _guesses(table: ClientTable | None) -> dict[str, ClientTable]:
+    """The tables by whose their rows are; those that a measured one mixes."""
+    if table is None:
+        return {}
+    tables = table.below if isinstance(table, MeasuredTable) else (table,)
+    return {
+        "cluster" if isinstance(one.made_of()[0], ClusteredTable) else "own": one for one in tables
+    }
+
+
+def _own_trust(table: ClientTable | None, flat: FlatModel) -> RowTrust | None:
+    """b as a measured table has it; by parameter where each has its own."""
+    if not isinstance(table, MeasuredTable):
+        return None
+    names, parameters = list(_guesses(table)), flat.names if len(table.b) > 1 else []
+    return RowTrust(
+        whole=dict(zip(names, table.metrics().values(), strict=True)),
+        by_parameter={
+            parameter: dict(zip(names, b.tolist(), strict=True))
+            for parameter, b in zip(parameters, table.b, strict=False)
+        },
+    )

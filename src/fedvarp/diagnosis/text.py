@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from fedvarp.analysis.row_trust import trust_table
 from fedvarp.analysis.styles import CAUSES, LOOKS, with_rows
 from fedvarp.analysis.tables import Table, paragraphs
 from fedvarp.analysis.units import in_bytes
@@ -25,14 +26,16 @@ def tables(found: Diagnosis) -> list[Table]:
         found: The diagnosis.
 
     Returns:
-        Constants, errors of a step, what rows leave by parameter, bounds, clusters: those there
-        are.
+        Constants, errors of a step, what rows leave by parameter and how far they are to be
+        trusted, bounds, clusters: those there are.
     """
     shown = [_constants(found)]
     if found.step_errors:
         shown += [_by_cause(found), _remedies(found)]
     if found.updates is not None and found.updates.by_parameter:
         shown.append(_by_parameter(found.updates.by_parameter))
+    if (trust := found.trust) is not None:
+        shown.append(trust_table(trust))
     rates = [(found.smallest_allowed_lr, "the largest that all theorems allow")]
     if found.client_lr > found.smallest_allowed_lr:
         rates.append((found.client_lr, "the run's, beyond some theorems"))
@@ -138,7 +141,7 @@ def _remedies(found: Diagnosis) -> Table:
     compared_with = "now" if own is None else "compared with"
     lines = [
         (
-            remedy.label,
+            remedy.name,
             f"{remedy.total.value:.3g}",
             _range(remedy.total, digits=2),
             compared_with if remedy.is_baseline else _range(remedy.change, digits=2),

@@ -25,6 +25,10 @@ _AGAINST: Final = {
     "client_drift": "A lower client rate or fewer local steps lessen it, rows and more clients do "
     "not.",
 }
+_AGAINST_WITH_ROWS: Final = {
+    "partial_participation": "The run's rows remove it as far as they are fresh; more clients a "
+    "round lessen it, and renew the rows.",
+}
 _AGAINST_WITH_EVERYBODY: Final = {  # there are no more clients, and rows change nothing
     "stochastic_gradient": "Larger batches, or more and smaller local steps, average it out.",
     "client_drift": "A lower client rate or fewer local steps lessen it.",
@@ -41,7 +45,11 @@ def against(cause: str, found: Diagnosis) -> str:
     Returns:
         A sentence.
     """
-    ways = _AGAINST | _AGAINST_WITH_EVERYBODY if found.everybody_takes_part else _AGAINST
+    ways = _AGAINST
+    if found.step_errors_with_rows is not None:
+        ways = ways | _AGAINST_WITH_ROWS
+    if found.everybody_takes_part:
+        ways = ways | _AGAINST_WITH_EVERYBODY
     return ways[cause]
 
 

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedvarp.clients.importance_sampling import ImportanceSampler
+from fedvarp.clients.cohorts import ClientSampler
+from fedvarp.clients.importance_sampling import UNIFORM_SHARE, ImportanceSampler
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.round_robin import RoundRobinSampler
-from fedvarp.clients.sampling import ClientSampler, UniformSampler, WeightedSampler
+from fedvarp.clients.sampling import UniformSampler, WeightedSampler
 from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.clusters.names import clusters_by_name
 from fedvarp.data.federated_dataset import FederatedDataset
@@ -193,26 +194,16 @@ def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
     N = dataset.num_clients
     if sampling.scheme == "uniform" and sampling.objective == "equal":
         return UniformSampler(N, size, seed, online, dropout)
-    objective = None if sampling.objective == "equal" else _sizes(dataset)
+    rest = (None if sampling.objective == "equal" else _sizes(dataset), online, dropout)
     if sampling.scheme == "stratified":
-        clusters = _strata(settings, dataset)
-        return StratifiedSampler(clusters, size, seed, objective, online, dropout)
+        return StratifiedSampler(_strata(settings, dataset), size, seed, *rest)
     if sampling.scheme == "round_robin":
-        return RoundRobinSampler(N, size, seed, objective, online, dropout)
+        return RoundRobinSampler(N, size, seed, *rest)
     if sampling.scheme == "importance":
-        share = {} if sampling.uniform_share is None else {"uniform_share": sampling.uniform_share}
-        return ImportanceSampler(
-            N, size, seed, objective=objective, availability=online, dropout=dropout, **share
-        )
-    sizes = _sizes(dataset)
-    return WeightedSampler(
-        sizes if sampling.scheme == "examples" else torch.ones_like(sizes),
-        size,
-        seed,
-        objective=objective,
-        availability=online,
-        dropout=dropout,
-    )
+        return ImportanceSampler(N, size, seed, sampling.uniform_share or UNIFORM_SHARE, *rest)
+    equal = torch.ones(N, dtype=torch.float64)
+    sizes = _sizes(dataset) if sampling.scheme == "examples" else equal
+    return WeightedSampler(sizes, size, seed, *rest)
 
 
 def _strata(settings: Settings, dataset: FederatedDataset) -> Tensor:  # (N,) int64

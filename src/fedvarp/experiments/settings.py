@@ -126,9 +126,8 @@ class Settings(Section):
     name: Annotated[str, AfterValidator(lambda name: _without_slash(name))] = "run"
     """What the run is called in tables and directories; the preset or the file unless given."""
     algorithm: Annotated[str, BeforeValidator(algorithm_text)] = "fedvarp"
-    """fedavg, fedvarp, cluster_fedvarp, mifa, scaffold, fedstale, fedvarp_adaptive, fedvarp_mixed,
-    fedprox, feddyn, trimmed_mean, median, or the import path of your own; with options as in
-    fedstale(beta=0.3)."""
+    """A name in `fedvarp.algorithms.ALGORITHMS`, such as fedvarp_mixed, or the import path of your
+    own; with options as in fedstale(beta=0.3)."""
     rounds: Count
     """How many rounds to train."""
     clients_per_round: Count

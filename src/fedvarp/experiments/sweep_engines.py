@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from fedvarp.errors import wants_tracebacks
+from fedvarp.experiments.sweep_worker import SWEEP_IS_DEAD
 from fedvarp.processes import CORES_VARIABLE, signal_when_orphaned, usable_cores, who_is_watched
 
 _LOOK_EVERY: Final = 0.05  # seconds
@@ -144,7 +145,7 @@ class _Process:
                 # would make them drop their round.
                 start_new_session=True,
                 # A sweep that is killed leaves nothing running: its runs finish their round.
-                preexec_fn=lambda: signal_when_orphaned(watched, signal.SIGINT),
+                preexec_fn=lambda: signal_when_orphaned(watched, SWEEP_IS_DEAD),
             )
             self._opened = opened.pop_all()
 

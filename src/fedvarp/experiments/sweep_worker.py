@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Final
 
 from fedvarp.errors import sentence, wants_tracebacks
-from fedvarp.processes import interrupt_on_sigterm
+from fedvarp.processes import interrupt_on_sigterm, interrupt_once_on
 
+SWEEP_IS_DEAD: Final = signal.SIGHUP
+"""What a run of a sweep is sent when the sweep's process has died; it finishes its round then."""
 INTERRUPTED_ALONE: Final = (
     "it was interrupted, though the sweep was not: by a SIGINT or SIGTERM of somebody else. Its "
     "rounds are kept; the same command again goes on"
@@ -49,6 +52,7 @@ def main() -> None:
     report_to = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is no report
     interrupt_on_sigterm()
+    interrupt_once_on(SWEEP_IS_DEAD)
     run, *data_dir = sys.argv[1:]
     error = train_to_the_end(run, data_dir[0] if data_dir else None)
     with os.fdopen(report_to, "w") as report:

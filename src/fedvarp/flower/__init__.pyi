@@ -1,5 +1,6 @@
 from .client import LocalSteps as LocalSteps
 from .client import answer_identity as answer_identity
+from .failures import NoUsableReplyError as NoUsableReplyError
 from .settings import StrategySettings as StrategySettings
 from .strategies import MIFA as MIFA
 from .strategies import ClusterFedVARP as ClusterFedVARP

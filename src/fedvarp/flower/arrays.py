@@ -135,7 +135,7 @@ class Layout:
                 raise UnusableArraysError(
                     f"array {own.name!r} has shape {tuple(theirs.shape)}, not {own.shape}"
                 )
-            if theirs.dtype != own.dtype:
+            if theirs.dtype != own.dtype and not _converts(theirs.dtype, own.dtype):
                 raise UnusableArraysError(f"array {own.name!r} is {theirs.dtype}, not {own.dtype}")
 
     def vector(self, record: Mapping[str, Array]) -> Tensor:  # (d,) float32
@@ -194,7 +194,9 @@ class Layout:
             UnusableArraysError: An array is not what it claims to be.
         """
         return {
-            array.name: torch.tensor(_flat(record[array.name], array)).view(array.shape)
+            array.name: torch.tensor(_converted(_flat(record[array.name], array), array)).view(
+                array.shape
+            )
             for array in self.buffers
         }
 
@@ -237,12 +239,29 @@ def _flat(sent: Array, array: NamedArray) -> NumpyArray:
             raise UnusableArraysError(f"it is no array but {type(numbers).__name__}")
     except Exception as error:  # whatever a client managed to send; it costs that reply only
         raise UnusableArraysError(f"array {array.name!r} cannot be read: {error}") from error
-    if numbers.size != array.size or numbers.dtype != np.dtype(array.dtype):
+    if numbers.size != array.size or numbers.dtype != np.dtype(sent.dtype):
         raise UnusableArraysError(
             f"array {array.name!r} holds {numbers.size} numbers of {numbers.dtype}, "
-            f"but claims to be {array.dtype} of shape {array.shape}"
+            f"but claims to be {sent.dtype} of shape {array.shape}"
         )
     return numbers.reshape(-1)
+
+
+def _converts(theirs: str, own: str) -> bool:
+    """Whether numbers of one type can be taken for another: whole numbers may come as floats."""
+    try:
+        return np.dtype(theirs).kind in "fiu" and np.dtype(own).kind in "fiu"
+    except TypeError:  # there is no such type
+        return False
+
+
+def _converted(numbers: NumpyArray, array: NamedArray) -> NumpyArray:
+    """The numbers in the array's own type; a counter that is no whole number is none."""
+    own = np.dtype(array.dtype)
+    is_counter = own.kind in "iu" and numbers.dtype.kind == "f"
+    if is_counter and not (np.isfinite(numbers) & (numbers == np.rint(numbers))).all():
+        raise UnusableArraysError(f"array {array.name!r} must hold whole numbers ({own})")
+    return numbers.astype(own)
 
 
 def _without_copy(array: Array) -> NumpyArray:

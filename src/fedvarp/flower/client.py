@@ -6,10 +6,12 @@ more of this package than this module.
 
 from __future__ import annotations
 
+import io
 from typing import Any, Final
 
+import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ NUM_GRADIENTS: Final = "num-gradients"
 IDENTITY_ACTION: Final = "identity"
 IDENTITY_RECORD: Final = "identity"
 CORRECTION_RECORD: Final = "correction"
+NEEDS_GRADIENTS: Final = "needs-gradients"
+"""Under which the server says that steps must be those of SGD."""
 PROXIMAL: Final = "proximal-mu"
 """Under which the server sends μ, in the configuration, as Flower's own FedProx does."""
 
@@ -63,20 +67,26 @@ class LocalSteps:
     brings one (SCAFFOLD's c − c_i, FedDyn's −h_i), and μ (w_i − w), if its configuration has a
     "proximal-mu" (FedProx, FedDyn); and is counted. A client that adds the proximal term to its
     loss itself must not use this. For SCAFFOLD and `normalise_steps` the optimiser must be SGD,
-    with or without plain momentum (neither dampened nor Nesterov's); else it may be any.
+    with or without plain momentum (neither dampened nor Nesterov's); else it may be any. The
+    correction travels as a record of bytes: mods that expect one record of arrays do not mind it.
 
     Args:
         message: The message as it came from the server.
         model: The model that is trained, as it was sent until the first step; its parameters have
             the names of the arrays that travel.
         optimizer: The optimiser whose steps are corrected and counted.
+
+    Raises:
+        ValueError: The server needs steps of SGD, and the optimiser takes others.
     """
 
     def __init__(
         self, message: Message, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
+        if _told(message, NEEDS_GRADIENTS):
+            _refuse_other_than_sgd(optimizer)
         self._corrections = _corrections(message, model)
-        self._proximal = _proximal(message)
+        self._proximal = _told(message, PROXIMAL)
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._sent: list[Tensor] = []  # w, from the first step on
         self._steps = 0
@@ -126,18 +136,41 @@ class LocalSteps:
                 parameter.grad.add_(way, alpha=self._proximal)
 
 
+def correction_record(correction: ArrayRecord) -> ConfigRecord:
+    """A correction as it travels.
+
+    Args:
+        correction: One array for each parameter, by its name.
+
+    Returns:
+        The same as bytes.
+    """
+    return ConfigRecord({name: array.data for name, array in correction.items()})
+
+
 def _corrections(message: Message, model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    record = message.content.array_records.get(CORRECTION_RECORD)
-    if record is None:
-        return []
+    record = message.content.config_records.get(CORRECTION_RECORD)
     parameters = dict(model.named_parameters())
     return [
-        (parameters[name], torch.from_numpy(array.numpy().copy()).to(parameters[name].device))
-        for name, array in record.items()
-        if name in parameters
+        (parameters[name], torch.from_numpy(np.load(io.BytesIO(sent))).to(parameters[name].device))
+        for name, sent in ({} if record is None else record).items()
+        if name in parameters and isinstance(sent, bytes)
     ]
 
 
-def _proximal(message: Message) -> float:
-    told = [record.get(PROXIMAL) for record in message.content.config_records.values()]
-    return next((float(mu) for mu in told if isinstance(mu, int | float)), 0.0)
+def _told(message: Message, key: str) -> float:
+    """A number in the message's configuration; 0 if there is none."""
+    told = [record.get(key) for record in message.content.config_records.values()]
+    return next((float(number) for number in told if isinstance(number, int | float)), 0.0)
+
+
+def _refuse_other_than_sgd(optimizer: torch.optim.Optimizer) -> None:
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(
+        group["dampening"] or group["nesterov"] for group in optimizer.param_groups
+    )
+    if not plain:
+        raise ValueError(
+            f"LocalSteps: the server's algorithm (SCAFFOLD, or normalise_steps=True) takes updates "
+            f"for sums of gradients, and those of {type(optimizer).__name__} are none. Use "
+            f"torch.optim.SGD without dampening and nesterov, or an algorithm such as FedVARP."
+        )

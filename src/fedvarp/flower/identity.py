@@ -6,17 +6,14 @@ SuperNode. See `docs/decisions/flower-identity.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from flwr.app import RecordDict
+from fedvarp.flower.names import is_name_of_a_node, name_order
 
-from fedvarp.flower.replies import text_in
-
-SUPERNODE_KEY: Final = "supernode-key"
-NODE_ID: Final = "node-id"
-_ENTRY: Final = "client/"  # before the row, in the keys of a checkpoint's entries
+ENTRY: Final = "client/"
+"""Before the row, in the keys of a checkpoint's entries."""
 
 
 @dataclass
@@ -29,6 +26,8 @@ class Client:
         node: The node where it was last seen, unless another has been seen there since.
         last_round: The round its row is from; 0: none.
         cluster: The label of its cluster, where there are clusters and it is known.
+        residual: ‖Δ_i − y_i‖ of its last update, where cohorts are drawn by it.
+        examples: How many examples it last said it has; None: it has not said yet.
     """
 
     name: str
@@ -36,12 +35,31 @@ class Client:
     node: int | None = None
     last_round: int = 0
     cluster: str | None = None
+    residual: float | None = None
+    examples: float | None = None
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether it goes by its node id: nobody will know it under another one."""
+        return is_name_of_a_node(self.name)
+
+    def is_gone(self, online: Collection[int]) -> bool:
+        """Whether nobody can say that it will ever be seen again.
+
+        Args:
+            online: Ids of the nodes online.
+
+        Returns:
+            True of a client without a name whose node is not among them. One with a name is
+            merely absent.
+        """
+        return self.is_nameless and self.node not in online
 
 
 class KnownClients:
-    """The clients that have said who they are; each keeps its row for ever.
+    """The clients that have been met; each keeps its row until it is forgotten.
 
-    New ones may join at any time, in O(1).
+    New ones may join at any time, in O(1). They get the rows of those who were forgotten first.
 
     >>> clients = KnownClients()
     >>> clients.meet("hospital-a", node=71).row, clients.meet("hospital-b", node=72).row
@@ -58,6 +76,7 @@ class KnownClients:
         self._by_node: dict[int, Client] = {}
         self._left: set[int] = set()  # nodes whose client has turned up elsewhere
         self._missing: set[int] = set()  # rows of clients in whose place another has turned up
+        self._vacant: set[int] = set()  # rows of clients that were forgotten
         self._changed: set[int] = set()  # rows that the next checkpoint has to write
 
     def __len__(self) -> int:
@@ -65,6 +84,16 @@ class KnownClients:
 
     def __iter__(self) -> Iterator[Client]:
         return iter(self._by_name.values())
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there must be for everybody to have theirs."""
+        return len(self._by_row) + len(self._vacant)
+
+    @property
+    def next_row(self) -> int:
+        """The row that the next new client will get."""
+        return min(self._vacant, default=len(self._by_row))
 
     def at(self, node: int) -> Client | None:
         """Looks a client up by its node.
@@ -104,7 +133,7 @@ class KnownClients:
         """
         client = self._by_name.get(name)
         if client is None:
-            client = Client(name, row=len(self._by_name))
+            client = Client(name, row=self.next_row)
             self._enter(client)
             self._changed.add(client.row)
         if node is not None:
@@ -150,6 +179,16 @@ class KnownClients:
         client.last_round = round
         self._changed.add(client.row)
 
+    def observed(self, client: Client, residual: float) -> None:
+        """Notes how far a client's update was from its row.
+
+        Args:
+            client: The client.
+            residual: ‖Δ_i − y_i‖.
+        """
+        client.residual = residual
+        self._changed.add(client.row)
+
     def joined(self, client: Client, cluster: str) -> None:
         """Notes that a client belongs to this cluster now.
 
@@ -160,15 +199,44 @@ class KnownClients:
         client.cluster = cluster
         self._changed.add(client.row)
 
+    def counted(self, client: Client, examples: float) -> None:
+        """Notes how many examples a client has.
+
+        Args:
+            client: The client.
+            examples: As it says.
+        """
+        if client.examples != examples:
+            client.examples = examples
+            self._changed.add(client.row)
+
+    def forget(self, client: Client) -> None:
+        """Lets go of all that is known of a client; its row is free for another.
+
+        Args:
+            client: The client.
+        """
+        del self._by_name[client.name], self._by_row[client.row]
+        if client.node is not None:
+            del self._by_node[client.node]
+        self._missing.discard(client.row)
+        self._vacant.add(client.row)
+        self._changed.add(client.row)
+
     # Checkpoints
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps beside the clients' entries, as JSON can hold it."""
         return {"left": sorted(self._left), "missing": sorted(self._missing)}
 
-    def changed_entries(self) -> dict[str, dict[str, Any]]:
-        """The clients about whom the checkpoint has to be told; call `saved` once it has been."""
-        return {f"{_ENTRY}{row}": asdict(self._by_row[row]) for row in sorted(self._changed)}
+    def changed_entries(self) -> dict[str, dict[str, Any] | None]:
+        """What the checkpoint has to be told of clients; call `saved` once it has been.
+
+        Returns:
+            An entry for each of them; None for one that was forgotten.
+        """
+        found = {row: self._by_row.get(row) for row in sorted(self._changed)}
+        return {f"{ENTRY}{row}": None if c is None else asdict(c) for row, c in found.items()}
 
     def saved(self) -> None:
         """Notes that the changed entries are in the checkpoint."""
@@ -186,10 +254,12 @@ class KnownClients:
         self._left.update(state["left"])
         self._missing.update(state["missing"])
         for key, entry in entries.items():
-            if key.startswith(_ENTRY):
+            if key.startswith(ENTRY):
                 self._enter(Client(**entry))
+        self._vacant = set(range(max(self._by_row, default=-1))) - self._by_row.keys()
 
     def _enter(self, client: Client) -> None:
+        self._vacant.discard(client.row)
         self._by_name[client.name] = client
         self._by_row[client.row] = client
         if client.node is not None:
@@ -203,7 +273,7 @@ class KnownClients:
         if displaced is not None:
             displaced.node = None
             self._changed.add(displaced.row)
-            if displaced.name != name_of_node(node):  # that one has only told its true name
+            if not displaced.is_nameless:  # else it has only told its true name
                 self._missing.add(displaced.row)
         if client.node is not None:
             del self._by_node[client.node]
@@ -213,41 +283,3 @@ class KnownClients:
         self._left.discard(node)
         self._missing.discard(client.row)
         self._changed.add(client.row)
-
-
-def name_order(name: str) -> tuple[int, int, str]:
-    """A key to sort names by: numbers by value and before words.
-
-    Args:
-        name: A client's name.
-
-    Returns:
-        The key.
-    """
-    number = int(name) if name.isascii() and name.isdecimal() else None
-    return (1, 0, name) if number is None else (0, number, name)
-
-
-def name_of_node(node: int) -> str:
-    """What a client is called that tells nothing about itself.
-
-    Args:
-        node: Its node id.
-
-    Returns:
-        Its name.
-    """
-    return f"node {node}"
-
-
-def name_in(content: RecordDict, identity: str) -> str | None:
-    """The name that a client gives itself in a reply.
-
-    Args:
-        content: Of the reply.
-        identity: What clients are known by: the key they report, "supernode-key" or "node-id".
-
-    Returns:
-        The name; None if it gives none, or where clients do not choose their names.
-    """
-    return None if identity in (SUPERNODE_KEY, NODE_ID) else text_in(content, identity)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from flwr.app import Message, Metadata
@@ -25,7 +27,15 @@ class Question:
     w: Tensor  # (d,) float32, the model that was sent
     rows: dict[int, int | None]  # node: its client's row; None if that was not known
     heard: set[int | str] = field(default_factory=set)  # nodes and names whose answer was taken
-    client_lr: float | None = None  # the rate of the round, once replies have told it
+    sent_lr: float | None = None  # the rate that clients were told to use
+    client_lr: float | None = None  # the rate of the round, once it is settled
+    weights: dict[int, float] = field(default_factory=dict)  # by node; empty: all the same
+    models: dict[int, Tensor] = field(default_factory=dict)  # node: the model, if it was another
+    is_open: bool = False  # whether nobody saw who was asked, so that any node may answer
+
+    def model_of(self, node: int) -> Tensor:
+        """The model that a node was sent, (d,) float32."""
+        return self.models.get(node, self.w)
 
 
 class Ledger:
@@ -47,16 +57,87 @@ class Ledger:
         spare, self._spare = self._spare, None
         return spare
 
-    def ask(self, round: int, w: Tensor, rows: Mapping[int, int | None]) -> None:
+    def ask(
+        self,
+        round: int,
+        w: Tensor,
+        rows: Mapping[int, int | None],
+        sent_lr: float | None,
+        weights: Mapping[int, float] = MappingProxyType({}),
+    ) -> None:
         """Notes which model goes to whom.
 
         Args:
             round: The round, counted from 1.
             w: (d,) float32, the model; kept, so it must not change any more.
             rows: The row of the client at each node that is asked; None if it is not known.
+            sent_lr: The rate that clients are told to use; None: none.
+            weights: What each counts for, by node; none: all the same.
         """
         earlier = self._questions.get(str(round)) or Question(round, w, {})
-        self._questions[str(round)] = replace(earlier, w=w, rows={**earlier.rows, **rows})
+        self._questions[str(round)] = replace(
+            earlier,
+            w=w,
+            rows={**earlier.rows, **rows},
+            sent_lr=sent_lr,
+            weights={**earlier.weights, **weights},
+        )
+
+    def weights_of(self, round: int, nodes: Sequence[int]) -> list[float] | None:
+        """What those who answered count for, so that v does not depend on how many did.
+
+        A sum over all who were drawn is unbiased. Where some do not answer, and all are equally
+        likely not to, it is so once it is made larger by their number over that of the others.
+
+        Args:
+            round: The round, counted from 1.
+            nodes: Those whose replies can be used.
+
+        Returns:
+            Their weights; None: all the same.
+        """
+        question = self._questions[str(round)]
+        if not question.weights:
+            return None
+        drawn_for_each = len(question.weights) / len(nodes)
+        return [question.weights[node] * drawn_for_each for node in nodes]
+
+    def asked_in(self, round: int) -> Question | None:
+        """What was asked in a round.
+
+        Args:
+            round: The round, counted from 1.
+
+        Returns:
+            The question; None if nobody has been asked so far.
+        """
+        return self._questions.get(str(round))
+
+    def ask_anybody(self, round: int, w: Tensor) -> None:
+        """Notes that others have sent the model of a round, nobody knows to whom.
+
+        Args:
+            round: The round, counted from 1.
+            w: (d,) float32, the model; kept, so it must not change any more.
+        """
+        self._questions[str(round)] = Question(round, w, {}, is_open=True)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether anybody was asked anything yet."""
+        return bool(self._sent)
+
+    def has_addressed(self, round: int, message: Message) -> bool:
+        """Whether a message is one of those that were noted.
+
+        Args:
+            round: The round, counted from 1.
+            message: Of that round.
+
+        Returns:
+            True if it is.
+        """
+        return any(message.metadata is sent for sent in self._sent.get(round, ()))
 
     def address(self, round: int, messages: Iterable[Message]) -> None:
         """Notes to which nodes these messages are about to be sent.
@@ -82,11 +163,12 @@ class Ledger:
                 return int(sent.dst_node_id)
         return int(reply.metadata.src_node_id)
 
-    def question(self, reply: Message) -> Question:
+    def question(self, reply: Message, round: int) -> Question:
         """Finds what a reply answers to.
 
         Args:
             reply: A reply to a message of training.
+            round: The present round, counted from 1.
 
         Returns:
             The question.
@@ -95,7 +177,10 @@ class Ledger:
             RefusedReplyError: Its node was not asked, or has answered already.
         """
         node, question = reply.metadata.src_node_id, self._questions.get(reply.metadata.group_id)
-        if question is None or node not in question.rows:
+        present = self._questions.get(str(round))
+        if question is None and present is not None and present.is_open:
+            question = present
+        if question is None or not (question.is_open or node in question.rows):
             raise RefusedReplyError("nothing was asked of it, or too long ago")
         if node in question.heard:
             raise RefusedReplyError("it has answered already")
@@ -110,17 +195,6 @@ class Ledger:
         """
         self._questions[str(round)].client_lr = client_lr
 
-    def rate_of(self, round: int) -> float | None:
-        """The rate of a round to which a reply has just come.
-
-        Args:
-            round: The round, counted from 1.
-
-        Returns:
-            η_c; None if that round had no replies that could be used.
-        """
-        return self._questions[str(round)].client_lr
-
     def expected_row(self, reply: Message) -> tuple[int, int]:
         """A key to sort replies by: the rows of known clients first, ascending.
 
@@ -133,6 +207,15 @@ class Ledger:
         question = self._questions.get(reply.metadata.group_id)
         row = None if question is None else question.rows.get(reply.metadata.src_node_id)
         return (1, 0) if row is None else (0, row)
+
+    def ask_no_more(self, node: int) -> None:
+        """Forgets what a node was asked: its replies are not used any more.
+
+        Args:
+            node: Its id.
+        """
+        for question in self._questions.values():
+            question.rows.pop(node, None)
 
     def forget(self, round: int) -> None:
         """Lets go of the questions that no reply can belong to any more.
@@ -153,14 +236,14 @@ class Ledger:
         self._sent = {asked: sent for asked, sent in self._sent.items() if asked in addressed}
 
     def send_and_receive(
-        self, grid: Grid, messages: Iterable[Message], timeout: float, round: int
+        self, grid: Grid, messages: Iterable[Message], timeout: float | None, round: int
     ) -> list[Message]:
         """Sends messages of training; replies to earlier ones that are late come with these.
 
         Args:
             grid: Flower's connection to the nodes.
             messages: Those of this round.
-            timeout: The deadline in seconds.
+            timeout: The deadline in seconds; None: there is none.
             round: The round, counted from 1.
 
         Returns:
@@ -173,7 +256,7 @@ class Ledger:
 
 
 def send_and_receive(
-    grid: Grid, messages: Iterable[Message], timeout: float, late: Collection[str] = ()
+    grid: Grid, messages: Iterable[Message], timeout: float | None, late: Collection[str] = ()
 ) -> tuple[list[Message], set[str]]:
     """Sends messages, and waits until all are answered or the deadline has passed.
 
@@ -182,7 +265,7 @@ def send_and_receive(
     Args:
         grid: Flower's connection to the nodes.
         messages: Those to send.
-        timeout: The deadline in seconds.
+        timeout: The deadline in seconds; None: there is none.
         late: Ids of earlier messages; replies to them are taken along, but not waited for.
 
     Returns:
@@ -192,7 +275,8 @@ def send_and_receive(
     # A message that could not be pushed has None in place of an id.
     waiting = {id_ for id_ in grid.push_messages(batch) if id_} if batch else set()
     unanswered = waiting | set(late)
-    deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    pause = _FIRST_PAUSE
     replies: list[Message] = []
     while waiting:
         arrived = list(grid.pull_messages(unanswered))

@@ -11,11 +11,12 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.flower.arrays import Layout, UnusableArraysError
-from fedvarp.flower.client import CLIENT_LR, NUM_EXAMPLES, NUM_GRADIENTS, NUM_STEPS
+from fedvarp.flower.client import CLIENT_LR, NUM_GRADIENTS, NUM_STEPS
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 # Beyond these a number is a fault, not a measurement.
-_MOST: Final = {NUM_EXAMPLES: 1e12, NUM_STEPS: 1e7, NUM_GRADIENTS: 1e7, CLIENT_LR: 1e4}
+_MOST: Final = {NUM_STEPS: 1e7, NUM_GRADIENTS: 1e7, CLIENT_LR: 1e4}
+_MOST_EXAMPLES: Final = 1e12
 _LEAST: Final = 1e-12
 _LONGEST_NAME: Final = 200
 
@@ -33,7 +34,7 @@ class Update:
     difference: Tensor  # (d,) float32, w - w_i, finite
     magnitude: float  # the largest absolute value in it
     buffers: dict[str, Tensor]
-    num_examples: int
+    num_examples: float
     num_steps: int  # as the client counts them; 1 if it does not say
     num_gradients: float  # how many gradients the difference adds up, τ_i; num_steps if not said
     client_lr: float | None  # η_c; None if the client does not say
@@ -49,12 +50,14 @@ class ReplyReader:
         array_key: The name of the record that holds them.
         max_norm: The longest update that is believed, ‖w - w_i‖; None: any.
         steps_needed: Whether a reply must say how many steps were taken.
+        weighted_by: The key of the number of examples.
     """
 
     layout: Layout
     array_key: str
     max_norm: float | None
     steps_needed: bool
+    weighted_by: str
 
     def read(self, reply: Message, round: int, w: Tensor, out: Tensor) -> Update:
         """Takes the update out of a reply.
@@ -71,11 +74,11 @@ class ReplyReader:
         Raises:
             RefusedReplyError: It cannot be used.
         """
-        num_examples = examples_in(reply.content)
+        num_examples = examples_in(reply.content, self.weighted_by)
         num_steps = self._steps_in(reply.content)
         num_gradients = _positive_in(reply.content, NUM_GRADIENTS)
         client_lr = _positive_in(reply.content, CLIENT_LR)
-        record = self._arrays(reply.content)
+        record = self.arrays_in(reply.content)
         try:
             self.layout.check(record)
             magnitude = self.layout.difference(w, record, out)
@@ -107,7 +110,18 @@ class ReplyReader:
             )
         return 1
 
-    def _arrays(self, content: RecordDict) -> ArrayRecord:
+    def arrays_in(self, content: RecordDict) -> ArrayRecord:
+        """The model in a message or a reply.
+
+        Args:
+            content: Of the message.
+
+        Returns:
+            The record under the name it should have, or the only one there is.
+
+        Raises:
+            RefusedReplyError: There is none, or it is not clear which.
+        """
         records = content.array_records
         if self.array_key in records:
             return records[self.array_key]
@@ -150,22 +164,23 @@ def refuse_error(reply: Message) -> None:
         raise RefusedReplyError("it is empty")
 
 
-def examples_in(content: RecordDict) -> int:
-    """How many examples the client says it has.
+def examples_in(content: RecordDict, key: str) -> float:
+    """How many examples the client says it has, or whatever else it counts by.
 
     Args:
         content: Of its reply.
+        key: Where it says so.
 
     Returns:
-        At least 1.
+        Above zero; need not be a whole number, as in Flower.
 
     Raises:
         RefusedReplyError: It does not say, or says something absurd.
     """
-    value = _number_in(content, NUM_EXAMPLES)
+    value = _positive_in(content, key)
     if value is None:
-        raise RefusedReplyError(f"it does not report {NUM_EXAMPLES!r} as one number")
-    return _whole(NUM_EXAMPLES, value)
+        raise RefusedReplyError(f"it does not report {key!r} as one number")
+    return value
 
 
 def text_in(content: RecordDict, key: str) -> str | None:
@@ -209,6 +224,6 @@ def _whole(key: str, value: float) -> int:
 
 def _positive_in(content: RecordDict, key: str) -> float | None:
     value = _number_in(content, key)
-    if value is not None and not _LEAST <= value <= _MOST[key]:
+    if value is not None and not _LEAST <= value <= _MOST.get(key, _MOST_EXAMPLES):
         raise RefusedReplyError(f"it reports {key} = {value:g}")
     return value

@@ -12,7 +12,6 @@ from flwr.app.typing import MetricRecordValues
 from flwr.serverapp.strategy import Result
 from flwr.supercore import log
 
-from fedvarp.flower.client import NUM_EXAMPLES
 from fedvarp.flower.replies import examples_in
 from fedvarp.flower.round import Outcome, TrainingRounds
 
@@ -25,7 +24,9 @@ MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 _ENTRY: Final = "history/"  # before the round, in the keys of a checkpoint's entries
 
 
-def weighted_means(contents: Sequence[RecordDict], leave_out: Collection[str]) -> MetricRecord:
+def weighted_means(
+    contents: Sequence[RecordDict], weighted_by: str, leave_out: Collection[str]
+) -> MetricRecord:
     """Averages each metric over the replies that report it, weighted by their examples.
 
     A value that is not finite, or a list of another length, is left out; so are the number of
@@ -33,17 +34,18 @@ def weighted_means(contents: Sequence[RecordDict], leave_out: Collection[str]) -
 
     Args:
         contents: Of replies that have been checked.
+        weighted_by: The key of the number of examples.
         leave_out: Keys that are no metrics.
 
     Returns:
         The means.
     """
-    reports: dict[str, list[tuple[int, list[float], bool]]] = {}
+    reports: dict[str, list[tuple[float, list[float], bool]]] = {}
     for content in contents:
-        weight = examples_in(content)
+        weight = examples_in(content, weighted_by)
         for record in content.metric_records.values():
             for key, value in record.items():
-                if key != NUM_EXAMPLES and key not in leave_out:
+                if key != weighted_by and key not in leave_out:
                     is_list = isinstance(value, list)
                     listed = value if isinstance(value, list) else [value]
                     numbers = [_as_float(v) for v in listed]
@@ -97,11 +99,11 @@ class RunLog:
         self._settings = settings
         self._said: set[str] = set()
 
-    def summary(self, rounds: TrainingRounds) -> None:
+    def summary(self, rounds: TrainingRounds | None) -> None:
         """Logs the settings, and how large the table is and may become.
 
         Args:
-            rounds: Those of the run.
+            rounds: Those of the run; None: it has not begun.
         """
         settings = self._settings
         size = settings.clients_per_round or f"{settings.fraction_train:.0%} of the"
@@ -110,8 +112,8 @@ class RunLog:
         log(INFO, "\t├──> Clients known by: %s", settings.identity)
         log(INFO, "\t├──> Clients count: %s", _objective(settings, rounds))
         log(INFO, "\t├──> Checkpoint: %s", settings.checkpoint or "none, a restart begins anew")
-        log(INFO, "\t└──> Table: %s", self._table(rounds))
-        if rounds.reader.layout.has_running_statistics:
+        log(INFO, "\t└──> Table: %s", self._table(rounds) if rounds else "to be made")
+        if rounds is not None and rounds.reader.layout.has_running_statistics:
             self._once(
                 "BatchNorm",
                 WARNING,
@@ -149,15 +151,18 @@ class RunLog:
             )
         units = rounds.units
         has_rows = rounds.server.aggregator.table is not None
-        if has_rows and units.are_settled and not units.rates_are_reported:
+        if has_rows and units.source == "setting":
             self._once(
                 "rates",
                 INFO,
-                "Not all clients of the first round report 'client-lr': the client rate is taken "
-                "to be client_lr=%g in all rounds. If it changes from round to round, or for "
-                'SCAFFOLD is another, start anew with "client-lr" in the metrics of every client.',
+                "Nothing tells the rate of the clients' steps: it is taken to be client_lr=%g in "
+                "all rounds. If it changes from round to round, or for SCAFFOLD is another, start "
+                'anew with it in train_config, under "lr" or what client_lr_key names, or with '
+                '"client-lr" in the metrics of every client.',
                 self._settings.client_lr,
             )
+        elif has_rows and units.source == "sent":
+            self._once("rates", INFO, "The clients' rate is the one that they are sent.")
         expected, found = self._settings.num_clients, rounds.rows.num_clients
         if expected is not None and found > expected:
             self._once(
@@ -187,11 +192,13 @@ class RunLog:
         )
 
 
-def _objective(settings: StrategySettings, rounds: TrainingRounds) -> str:
+def _objective(settings: StrategySettings, rounds: TrainingRounds | None) -> str:
     """How much each client counts in what the run minimises."""
-    each_alike = settings.normalise_steps or not rounds.server.aggregator.counts_steps
-    if settings.weighted_by == "examples":
-        return "by their examples" if each_alike else "by their examples times their local steps"
+    counts_steps = rounds is None or rounds.server.aggregator.counts_steps
+    each_alike = settings.normalise_steps or not counts_steps
+    if settings.weighting == "examples":
+        by = f"by their {settings.weighted_by_key!r}"
+        return by if each_alike else f"{by} times their local steps, as in Flower's FedAvg"
     return "once each" if each_alike else "by their local steps (plain differences of models)"
 
 
@@ -210,7 +217,7 @@ def _as_float(value: float) -> float:
         return math.inf
 
 
-def _mean(reports: list[tuple[int, list[float], bool]]) -> MetricRecordValues:
+def _mean(reports: list[tuple[float, list[float], bool]]) -> MetricRecordValues:
     _, first, is_list = reports[0]
     alike = [r for r in reports if len(r[1]) == len(first) and r[2] == is_list]
     total = sum(weight for weight, _, _ in alike)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from logging import WARNING
 from typing import TYPE_CHECKING, Any, Final
 
 from flwr.app import ArrayRecord
+from flwr.supercore import log
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
-from fedvarp.flower.identity import KnownClients, name_order
+from fedvarp.flower.identity import KnownClients
 from fedvarp.flower.ledger import Ledger
+from fedvarp.flower.names import name_order
 from fedvarp.flower.replies import ReplyReader
 from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.rows import ClientRows, Clusters
@@ -33,11 +36,14 @@ _WHY_UNCHANGING: Final = {
     "sampling": "its cohorts would be drawn otherwise",
     "identity": "nobody would find their row again",
     "weighting": "it would be trained for another objective",
+    "weighted_by_key": "it would be trained for another objective",
     "client_lr": "old and new rows would be in different units (clients whose rate changes report "
     "it, as 'client-lr', from the first round on)",
     "normalise_steps": "old and new rows would be in different units, and it would be trained for "
     "another objective",
 }
+
+_ONCE_THE_ONLY_WAY: Final = {"sampling": "uniform", "weighted_by_key": "num-examples"}
 
 
 @dataclass(eq=False)
@@ -49,17 +55,97 @@ class FederatedRun:
         checkpoint: Where each round is saved; None: nowhere.
         unchanging: The settings that must stay the same while the run lasts.
         entries: What the checkpoint held of clients and history when the run was taken up.
+        is_resumed: Whether it was taken up and has not looked yet who is still there.
+        commits_rounds: Whether somebody else commits each round, as `start` does.
     """
 
     rounds: TrainingRounds
     checkpoint: Checkpoint | None
     unchanging: Mapping[str, Any]
     entries: Entries
+    is_resumed: bool
+    commits_rounds: bool = False
+    _rounds_before: int = 0
+    _given: ArrayRecord | None = None  # the model as it was last given away
+    _superseded: ArrayRecord | None = None  # what somebody began with who knew of no checkpoint
+
+    def follow(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Takes its rounds from a loop of somebody else's, which begins anew after a restart.
+
+        Args:
+            server_round: The number of the loop's first round.
+            arrays: The model that the loop begins with.
+        """
+        if self.is_resumed:
+            self._rounds_before = self.rounds.server.round + 1 - server_round
+            self._superseded = arrays
+
+    def number_of(self, server_round: int) -> int:
+        """The number of a round, those before a restart included.
+
+        Args:
+            server_round: As whoever runs the loop counts.
+
+        Returns:
+            The same, unless the loop began anew.
+        """
+        return server_round + self._rounds_before
+
+    def record_to_give(self) -> ArrayRecord:
+        """The model as Flower sends it; remembered, to know it again."""
+        self._given = self.rounds.record
+        return self._given
+
+    def model_to_send(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model of a round: the server's, or what others have made of it since.
+
+        Args:
+            arrays: What the loop would send.
+
+        Returns:
+            The model that is sent, which the server has, too.
+
+        Raises:
+            ValueError: It is another kind of model, or holds NaN or infinity.
+        """
+        if arrays is self._superseded:
+            return self.record_to_give()
+        if arrays is not self._given:
+            self.rounds.adopt(arrays)
+            self._given = arrays
+        return arrays
 
     @property
     def is_saved(self) -> bool:
         """Whether the checkpoint holds this run already."""
         return self.checkpoint is not None and self.checkpoint.round is not None
+
+    def look_around(self, online: Collection[int]) -> None:
+        """Drops what a run that goes on has kept of clients nobody can know again.
+
+        Those without a name go by the id of their node. In a simulation ids are new each time; on a
+        deployment a SuperNode that is still there has kept its own, and its row.
+
+        Args:
+            online: Ids of the nodes online.
+        """
+        if not self.is_resumed:
+            return
+        self.is_resumed, rows = False, self.rounds.rows
+        gone = [client for client in rows.clients if client.is_gone(online)]
+        dropped = sum(client.last_round > 0 for client in gone)
+        for client in gone:
+            rows.forget(client, in_shared_rows=False)
+        if dropped:
+            log(
+                WARNING,
+                "%d clients that do not say who they are went by the ids of nodes that are gone: "
+                "their rows were dropped, and the run goes on with a table of %d rows. Let clients "
+                "report %r to keep theirs.",
+                dropped,
+                sum(client.last_round > 0 for client in rows.clients),
+                self.rounds.identity,
+            )
 
     def commit(self, history: Entries) -> None:
         """Saves the round in one transaction; does nothing without a checkpoint.
@@ -126,27 +212,32 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             units.load_state_dict(checkpoint.notes["units"])
             buffers = checkpoint.tensors()
         opened.pop_all()
+    by_examples = settings.weighting == "examples"
     sends_corrections = type(aggregator.unwrapped).corrections is not Aggregator.corrections
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
-        rows=ClientRows(aggregator.table, clients, clusters, max(1, settings.num_clients or 0)),
+        rows=ClientRows(
+            aggregator.table, clients, clusters, max(1, settings.num_clients or 0), by_examples
+        ),
         reader=ReplyReader(
             layout,
             settings.arrayrecord_key,
             settings.max_update_norm,
             steps_needed=sends_corrections or settings.normalise_steps,
+            weighted_by=settings.weighted_by_key,
         ),
         units=units,
         ledger=Ledger(settings.late_replies),
         identity=settings.identity,
         sends_corrections=sends_corrections,
-        weighted_by_examples=settings.weighted_by == "examples",
+        weighted_by_examples=by_examples,
     )
     if clusters is not None:
         for name in sorted(clusters.names, key=name_order):
             rounds.rows.place(clients.meet(name), clusters.label_of(name, None))
-    return FederatedRun(rounds, checkpoint, settings.unchanging, entries)
+    is_resumed = checkpoint is not None and checkpoint.round is not None
+    return FederatedRun(rounds, checkpoint, settings.unchanging, entries, is_resumed)
 
 
 def _clients_and_clusters(
@@ -183,7 +274,14 @@ def _aggregator(
         kept=Table(rows=settings.rows).parameters_kept,
         clip_updates=clip_multiple(settings.clip_updates),
     )
-    return make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
+    made = make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
+    weighted = settings.sampling == "importance" or settings.weighting != "uniform"
+    if made.needs_equal_weights and weighted:
+        raise ValueError(
+            f"{type(settings).__name__} counts all clients of a cohort the same: neither "
+            f'sampling="importance" nor weighting="examples" goes with it.'
+        )
+    return made
 
 
 def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: StrategySettings) -> None:
@@ -195,7 +293,7 @@ def _refuse_another_run(checkpoint: Checkpoint, layout: Layout, settings: Strate
             f"The run in {folder} has a model with other arrays. Start with the model it was begun "
             f"with, or choose another folder; nothing was changed."
         )
-    begun_with = {"sampling": "uniform", **notes["settings"]}  # which was the only one once
+    begun_with = {**_ONCE_THE_ONLY_WAY, **notes["settings"]}
     if unknown := settings.unchanging.keys() - begun_with.keys():
         raise CheckpointError(
             f"The run in {folder} was begun by a version of fedvarp without the setting "

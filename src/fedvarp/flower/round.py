@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.flower.client import CORRECTION_RECORD
 from fedvarp.flower.cohort import Candidate
-from fedvarp.flower.identity import Client, name_in, name_of_node, name_order
+from fedvarp.flower.identity import Client
 from fedvarp.flower.ledger import Ledger, Question
+from fedvarp.flower.names import is_given_by_flower, name_in, name_of_node, name_order
 from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update, refuse_error
 from fedvarp.flower.rows import ClientRows
-from fedvarp.flower.units import UpdateUnits
+from fedvarp.flower.units import UpdateUnits, rate_sent
 from fedvarp.server.flat_model import average_buffers
 from fedvarp.server.server import Broadcast, Server
-from fedvarp.tables.largest_entries import LargestEntries
+from fedvarp.tables.largest_entries import DIVERGED_ABOVE, LargestEntries
 
 
 @dataclass(eq=False)
@@ -65,7 +67,9 @@ class TrainingRounds:
         """The model as Flower sends it."""
         return self.reader.layout.record(self.server.w, self.buffers)
 
-    def send(self, round: int, cohort: Sequence[Candidate]) -> Broadcast:
+    def send(
+        self, round: int, cohort: Sequence[Candidate], sent_lr: float | None = None
+    ) -> Broadcast:
         """Prepares what these clients are sent, and notes it in the ledger.
 
         A node whose client is not known has no row yet; SCAFFOLD sends it the correction of a row
@@ -74,21 +78,73 @@ class TrainingRounds:
         Args:
             round: The round, counted from 1.
             cohort: Who is asked; all online.
+            sent_lr: The rate that they are told to use; None: none.
 
         Returns:
             The model, and a correction for each client if the algorithm has any.
         """
         rows = [client.row for client in cohort if client.row is not None]
         if self.sends_corrections and len(rows) < len(cohort):
-            unwritten = len(self.rows.clients)
+            unwritten = self.rows.clients.next_row
             self.rows.grow(unwritten + 1)
             rows = [unwritten if client.row is None else client.row for client in cohort]
         broadcast = self.server.broadcast(
             torch.tensor(rows, dtype=torch.int64), out=self.ledger.spare_memory()
         )
-        asked = {client.node: client.row for client in cohort if client.node is not None}
-        self.ledger.ask(round, broadcast.w, asked)
+        asked = {client.node: client for client in cohort if client.node is not None}
+        weights = {node: one.weight for node, one in asked.items() if one.weight is not None}
+        rows_of = {node: one.row for node, one in asked.items()}
+        self.ledger.ask(round, broadcast.w, rows_of, sent_lr, weights)
         return broadcast
+
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Goes on from a model that somebody has changed since: noise for privacy, for instance.
+
+        Args:
+            arrays: The model.
+
+        Raises:
+            ValueError: It is another kind of model, or holds NaN or infinity.
+        """
+        layout = self.reader.layout
+        layout.check(arrays)
+        w, buffers = layout.vector(arrays), layout.read_buffers(arrays)
+        if not bool(w.isfinite().all()):
+            raise ValueError("The model to be sent holds NaN or infinity. Somebody has changed it.")
+        self.server.w.copy_(w)
+        self.buffers = buffers
+
+    def note_sent(
+        self, round: int, messages: Sequence[Message], sent: ArrayRecord, lr_key: str | None
+    ) -> None:
+        """Notes what messages say that were made by others: a strategy's own `configure_train`.
+
+        Args:
+            round: The round, counted from 1.
+            messages: All of the round; those that are known already are left alone.
+            sent: The model as the server would send it.
+            lr_key: Where configurations have the rate; None: under one of the usual names.
+        """
+        others = [m for m in messages if not self.ledger.has_addressed(round, m)]
+        if not others:
+            return
+        asked = self.ledger.asked_in(round)
+        w = self.server.w.clone() if asked is None else asked.w
+        rates = [asked.sent_lr if asked else None]
+        for message in others:
+            node, content = message.metadata.dst_node_id, message.content
+            if self.sends_corrections and CORRECTION_RECORD not in content.config_records:
+                continue  # its reply will be refused
+            client, arrays = self.rows.clients.at(node), self.reader.arrays_in(content)
+            rates += [rate_sent(config, lr_key) for config in content.config_records.values()]
+            rate = next((rate for rate in rates if rate is not None), None)
+            self.ledger.ask(round, w, {node: client.row if client else None}, rate)
+            if arrays is not sent:
+                question = self.ledger.asked_in(round)
+                assert question is not None
+                question.models[node] = self.reader.layout.vector(arrays)
+            message.metadata.group_id = str(round)
+        self.ledger.address(round, others)
 
     def receive(self, round: int, replies: Sequence[Message], min_replies: int) -> Outcome:
         """Makes one step of the server from whatever came back.
@@ -102,6 +158,10 @@ class TrainingRounds:
             What became of each reply.
         """
         outcome = Outcome()
+        if replies and self.ledger.asked_in(round) is None:
+            self.ledger.ask_anybody(round, self.server.w.clone())
+            nodes = {reply.metadata.src_node_id for reply in replies}
+            self.rows.count(nodes | {c.node for c in self.rows.clients if c.node is not None})
         updates = self._read(round, replies, outcome)
         late = [(u, c) for u, c in updates if u.round != round]
         current = [(u, c) for u, c in updates if u.round == round]
@@ -125,7 +185,7 @@ class TrainingRounds:
         names = {
             reply.metadata.src_node_id: name
             for reply in replies
-            if (name := name_in(reply.content, self.identity)) is not None
+            if (name := self._name_said(reply.metadata.src_node_id, reply.content)) is not None
         }
         for node in sorted(names, key=lambda node: name_order(names[node])):
             self.rows.place(self.rows.clients.meet(names[node], node), None)
@@ -174,8 +234,9 @@ class TrainingRounds:
 
     def _read_one(self, round: int, reply: Message, out: Tensor) -> tuple[Update, str, str | None]:
         refuse_error(reply)
-        question = self.ledger.question(reply)
-        update = self.reader.read(reply, question.round, question.w, out)
+        question = self.ledger.question(reply, round)
+        w = question.model_of(reply.metadata.src_node_id)
+        update = self.reader.read(reply, question.round, w, out)
         name = self._name(update)
         if name in question.heard:
             raise RefusedReplyError(f"client {name!r} has answered already")
@@ -186,9 +247,16 @@ class TrainingRounds:
         return update, name, label
 
     def _name(self, update: Update) -> str:
-        said = name_in(update.content, self.identity)
+        said = self._name_said(update.node, update.content)
         known = self.rows.clients.at(update.node)
         return said or (known.name if known else name_of_node(update.node))
+
+    def _name_said(self, node: int, content: RecordDict) -> str | None:
+        """The name that a client gives itself, unless Flower vouches for another."""
+        known = self.rows.clients.at(node)
+        if known is not None and is_given_by_flower(known.name):
+            return None
+        return name_in(content, self.identity)
 
     def _meet(self, round: int, update: Update, name: str) -> Client:
         """A late reply says where its client was, which is no news of one that was seen since."""
@@ -203,7 +271,9 @@ class TrainingRounds:
         self, round: int, question: Question, update: Update, name: str
     ) -> None:
         """SCAFFOLD's and FedDyn's rows fit only the correction that was sent."""
-        client, sent_row = self.rows.clients.named(name), question.rows[update.node]
+        if self.sends_corrections and question.is_open:
+            raise RefusedReplyError("it was not sent a correction: leave messages to the server")
+        client, sent_row = self.rows.clients.named(name), question.rows.get(update.node)
         own_row = client.row if client and client.last_round else None
         if self.sends_corrections and sent_row != own_row and own_row is not None:
             self._meet(round, update, name)  # so that it is sent its own next time
@@ -212,16 +282,31 @@ class TrainingRounds:
     # From updates to a step
 
     def _step(self, round: int, current: Sequence[tuple[Update, Client]], outcome: Outcome) -> None:
-        updates = [update for update, _ in current]
-        rate = self.units.rate_of(updates)
+        asked = self.ledger.asked_in(round)
+        sent_lr = None if asked is None else asked.sent_lr
+        rate = self.units.rate_of([update for update, _ in current], sent_lr)
         self.ledger.note_rate(round, rate)
+        current = self._not_diverged(current, rate, outcome)
+        if not current:
+            self.server.skip()
+            return
+        updates = [update for update, _ in current]
         scale = self.units.scale(updates, rate)
-        report = self.server.receive(self._round_updates(current, [rate] * len(current), scale))
+        if not self.sends_corrections:
+            self._weigh(current)
+        drawn = self.ledger.weights_of(round, [update.node for update in updates])
+        stacked = self._round_updates(current, [rate] * len(current), scale, drawn)
+        residuals = None if drawn is None else self.server.residuals(stacked).tolist()
+        report = self.server.receive(stacked)
+        if self.sends_corrections:  # which belong to the mean as it was when they were sent
+            self._weigh(current)
         if not report.stepped:
             self.server.skip()
-        for update, client in current:
+        for m, (update, client) in enumerate(current):
             if client.row in report.accepted:
                 self.rows.refreshed(client, round)
+                if residuals is not None:
+                    self.rows.clients.observed(client, residuals[m])
                 outcome.accepted.append(update)
                 outcome.clipped += [client.name] * (client.row in report.clipped)
             else:
@@ -242,6 +327,8 @@ class TrainingRounds:
         if fresh and self.units.are_settled:
             latest = self.units.latest_rate
             rates = [self._rate_of_late(update.round, late) for update, _ in fresh]
+            if not self.sends_corrections:
+                self._weigh(fresh)
             report = self.server.receive_late(self._round_updates(fresh, rates, latest))
             used = [update for update, client in fresh if client.row in report.accepted]
             outcome.clipped += [c.name for _, c in fresh if c.row in report.clipped]
@@ -257,16 +344,52 @@ class TrainingRounds:
                 outcome.refused.append((repr(client.name), why))
         self.units.count(used)
 
+    def _not_diverged(
+        self, current: Sequence[tuple[Update, Client]], rate: float, outcome: Outcome
+    ) -> list[tuple[Update, Client]]:
+        """Leaves out what the server would refuse: weights are shares among those that it uses."""
+        usable = []
+        for update, client in current:
+            reach = update.magnitude / self.units.divisor(update, rate)
+            if reach <= DIVERGED_ABOVE:
+                usable.append((update, client))
+            else:
+                why = f"its update reaches {reach:.1e}: training diverged"
+                outcome.refused.append((repr(client.name), why))
+        return usable
+
+    def _weigh(self, updates: Sequence[tuple[Update, Client]]) -> None:
+        """Rows count by what their clients say now: in full participation ȳ is then Σ a_i y_i."""
+        for update, client in updates:
+            self.rows.clients.counted(client, update.num_examples)
+        self.rows.weigh()
+
+    def forget(self, client: Client) -> None:
+        """Lets go of all that is known of a client, and of its row.
+
+        Args:
+            client: The client.
+        """
+        if client.node is not None:
+            self.ledger.ask_no_more(client.node)
+        self.rows.forget(client, in_shared_rows=True)
+
     def _rate_of_late(self, round: int, late: Sequence[tuple[Update, Client]]) -> float:
         """η of an earlier round: as its replies in time told it, else as those that come now do."""
-        rate = self.ledger.rate_of(round)
-        if rate is None:
-            rate = self.units.rate_of_late([update for update, _ in late if update.round == round])
-            self.ledger.note_rate(round, rate)
-        return rate
+        asked = self.ledger.asked_in(round)
+        assert asked is not None  # a reply to it has just been read
+        if asked.client_lr is None:
+            updates = [update for update, _ in late if update.round == round]
+            self.ledger.note_rate(round, self.units.rate_of_late(updates, asked.sent_lr))
+        assert asked.client_lr is not None
+        return asked.client_lr
 
     def _round_updates(
-        self, updates: Sequence[tuple[Update, Client]], rates: Sequence[float], scale: float
+        self,
+        updates: Sequence[tuple[Update, Client]],
+        rates: Sequence[float],
+        scale: float,
+        drawn: Sequence[float] | None = None,
     ) -> RoundUpdates:
         """What the core server takes; in the replies' own memory, which `from_replies` copies.
 
@@ -274,6 +397,7 @@ class TrainingRounds:
             updates: In the order of their rows.
             rates: η(t) of the round of each of them.
             scale: How far the server's model moves per unit of Δ.
+            drawn: Weights that make up for how likely each was to be drawn; None: all the same.
 
         Returns:
             The updates; their differences w − w_i have become Δ_i.
@@ -286,16 +410,19 @@ class TrainingRounds:
                 magnitude.div_(divisor)  # rounded as the largest number was
             magnitudes.append(float(magnitude))
         deltas = self._stacked([update.difference for update, _ in updates])
-        examples = torch.tensor([update.num_examples for update, _ in updates])
+        examples = torch.tensor([update.num_examples for update, _ in updates]).double()
         gradients = [self.units.gradients_in_row(update) for update, _ in updates]
+        weights = examples / examples.sum() if self.weighted_by_examples else None
+        if drawn is not None:
+            weights = torch.tensor(drawn, dtype=torch.float64)
         return RoundUpdates(
             clients=torch.tensor([client.row for _, client in updates]),
             deltas=deltas,
             num_steps=torch.tensor([update.num_steps for update, _ in updates]),
-            num_examples=examples,
+            num_examples=examples.ceil().long(),
             num_gradients=torch.tensor(gradients, dtype=torch.float64),
             scale=scale,
-            weights=examples.double() / examples.sum() if self.weighted_by_examples else None,
+            weights=weights,
             measured=LargestEntries.known(magnitudes, deltas),
         )
 

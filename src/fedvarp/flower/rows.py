@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -121,13 +122,19 @@ class Clusters:
 
 
 class ClientRows:
-    """Keeps the table as large as there are clients, and clients in the row of their cluster.
+    """Keeps the table as large as there are clients, and each row counting for what it should.
+
+    The table's mean is Σ n_i y_i / (N n̄): n_i is the number of a client's examples, n̄ its mean over
+    the clients who have said theirs, N the number of those who may be drawn. Who has not been seen
+    yet is thus taken to have n̄ examples, and a row of zeros. Where clients count the same all n_i
+    are 1. See `docs/decisions/flower-weights.md`.
 
     Args:
         table: The algorithm's table; None if it has none.
         clients: The clients known.
         clusters: Their clusters; None: each client has a row of its own.
         num_clients: N if fewer clients have turned up.
+        by_examples: Whether clients count by their examples, or all the same.
     """
 
     def __init__(
@@ -136,38 +143,104 @@ class ClientRows:
         clients: KnownClients,
         clusters: Clusters | None,
         num_clients: int,
+        by_examples: bool,
     ) -> None:
         self.clients = clients
         self.clusters = clusters
+        self.num_clients = max(num_clients, len(clients))  # N
         self._table = table
         self._least = num_clients
+        self._by_examples = by_examples
+        self._gone: set[int] = set()  # rows that do not count now
+
+    def count(self, online: Collection[int]) -> None:
+        """Makes N the number of those who may be drawn, and no row count of whom is gone.
+
+        Whoever has a name counts until it is forgotten, and a client without one while its node is
+        online: a SuperNode that is started again has another id, and its old row must not be
+        replayed for ever. A row comes back with its node.
+
+        Args:
+            online: Ids of the nodes online.
+        """
+        self._gone = {client.row for client in self.clients if client.is_gone(online)}
+        known = len(self.clients) - len(self._gone)
+        self.num_clients = max(1, self._least - len(self._gone), len(online), known)
+        self.weigh()
+
+    def weigh(self, num_rows: int = 0) -> None:
+        """Makes rows count for what is known of their clients now.
+
+        Args:
+            num_rows: How many there must be at least.
+        """
+        if self._table is None:
+            return
+        size = max(self.num_clients, self.clients.num_rows, num_rows)
+        self._table.resize(size)
+        shares, known = torch.ones(size, dtype=torch.float64), [1.0]
+        if self._by_examples:
+            told = [c for c in self.clients if c.examples is not None and c.row not in self._gone]
+            known = [c.examples for c in told if c.examples is not None] or [1.0]
+            shares[[c.row for c in told]] = torch.tensor(known[: len(told)], dtype=torch.float64)
+        shares[list(self._gone)] = 0
+        self._table.weigh(shares, self.num_clients * math.fsum(known) / len(known))
+
+    def grow(self, num_rows: int) -> None:
+        """Makes room for rows of zeros; what the others count for stays the same.
+
+        Args:
+            num_rows: How many there must be at least.
+        """
+        if self._table is not None and num_rows > self._table.num_clients:
+            self.weigh(num_rows)
+
+    def forget(self, client: Client, *, in_shared_rows: bool) -> None:
+        """Lets go of a client and of its row.
+
+        Args:
+            client: The client.
+            in_shared_rows: Whether a row that it shares goes too, if its update is in there.
+        """
+        row, own_part = torch.tensor([client.row]), False
+        if in_shared_rows and self.clusters is not None and client.cluster is not None:
+            own_part = self.clusters.last_rounds.get(client.cluster) == client.last_round
+        for table in self._tables:
+            if isinstance(table, ClusteredTable):
+                if own_part:
+                    table.forget(row)
+                table.move(row, torch.tensor([0]))
+            else:
+                table.forget(row)
+        if own_part and self.clusters is not None and client.cluster is not None:
+            del self.clusters.last_rounds[client.cluster]
+        self._gone.discard(client.row)
+        self.clients.forget(client)
+        self.weigh()
+
+    def expire(self, before: int) -> None:
+        """Lets go of rows that are too old; their clients count as never seen.
+
+        Args:
+            before: The round from which on rows are young enough.
+        """
+        old = [client for client in self.clients if 0 < client.last_round < before]
+        shared = {} if self.clusters is None else self.clusters.last_rounds
+        over = [label for label, last in shared.items() if last < before]
+        for table in self._tables:
+            in_table = old
+            if isinstance(table, ClusteredTable):
+                in_table = [client for client in old if client.cluster in over]
+            table.forget(torch.tensor([client.row for client in in_table], dtype=torch.int64))
+        for client in old:
+            self.clients.refreshed(client, 0)
+        for label in over:
+            del shared[label]
 
     @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.clients) if self._table is None else self._table.num_clients
-
-    def count(self, num_online: int) -> None:
-        """Makes N the number of those who may be drawn.
-
-        Whoever has a name counts for ever, and a node without one while it is online: a SuperNode
-        that was killed is listed for a while, and must not count once it is not.
-
-        Args:
-            num_online: How many nodes are online.
-        """
-        wanted = max(self._least, num_online, len(self.clients))
-        if self._table is not None:
-            self._table.resize(wanted)
-
-    def grow(self, num_clients: int) -> None:
-        """Makes N at least this; the new rows are zero. O(1), or O(N) for shared rows.
-
-        Args:
-            num_clients: The least N.
-        """
-        if self._table is not None and num_clients > self._table.num_clients:
-            self._table.resize(num_clients)
+    def _tables(self) -> tuple[ClientTable, ...]:
+        """Those that hold a row for each client, or for each cluster."""
+        return () if self._table is None else self._table.made_of()
 
     def place(self, client: Client, label: str | None) -> None:
         """Makes sure that a client has its row, and is in its cluster.
@@ -179,9 +252,8 @@ class ClientRows:
         self.grow(client.row + 1)
         if self.clusters is None or label is None or client.cluster == label:
             return
-        assert self._table is not None
         number = self.clusters.number_of(label)
-        for table in self._table.made_of():
+        for table in self._tables:
             if isinstance(table, ClusteredTable):
                 table.move(torch.tensor([client.row]), torch.tensor([number]))
         self.clients.joined(client, label)

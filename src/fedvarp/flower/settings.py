@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+from flwr.serverapp.strategy import Result
 from pydantic import Field
 
-from fedvarp.flower.cohort import Candidate, Sampling, WhenOffline
+from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.flower.cohort import Candidate, Sampling, Select, WhenOffline
 from fedvarp.flower.replies import RefusedReplyError
 from fedvarp.flower.reporting import MetricsAggregator
 from fedvarp.flower.rows import Clusters, ClusterSource
@@ -18,6 +20,7 @@ from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
 from fedvarp.settings.checked import check_fields
+from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.codecs import codec_named
 from fedvarp.tables.settings import ClipUpdates
@@ -34,26 +37,41 @@ class StrategySettings:
         num_clients: N, everybody who may ever take part; grows if more clients turn up. None: as
             many as have turned up.
         clients_per_round: M, how many clients train in a round; None: `fraction_train` of them.
-        fraction_train: Share of the clients asked in a round, unless `clients_per_round` is given.
+        fraction_train: Share of the nodes online that train in a round, unless
+            `clients_per_round` is given; 0: no training.
         fraction_evaluate: Share of the nodes online that evaluate the model after a round; 0: no
             evaluation on clients.
+        min_train_nodes: How many train at least, however small `fraction_train` is.
+        min_evaluate_nodes: How many evaluate at least.
+        min_available_nodes: How many nodes must be online for a round; it is waited for them while
+            its timeout lasts, and nobody is asked if there are fewer then. A first round waits for
+            `clients_per_round` of them too.
         seed: The same seed gives the same cohorts, whatever Flower's node ids are.
-        sampling: How cohorts are drawn: "uniform"ly; "stratified", from each cluster its share; or
-            "round_robin", clients in turn.
+        sampling: How cohorts are drawn: "uniform"ly; "stratified", from each cluster its share;
+            "round_robin", clients in turn; or by "importance", those online whose last update was
+            far from their row more often, with weights that make up for it.
+        uniform_share: With sampling="importance" the part of each client's chance that it has
+            whatever was seen of it, above 0; None: 0.2.
         strata: With sampling="stratified" the cluster of each client: {name: cluster}, or a
             function from a client's name to it. None: the clusters of `ClusterFedVARP`. Clients
             whose cluster is not known make one of their own.
         server_lr: η_s, the server's learning rate; None: the optimiser's own default, for "sgd"
             the paper's 1.0.
-        server_optimizer: "sgd", "adam", "yogi", "adagrad", "exp", the import path of one of your
-            own, or an optimiser with settings of its own, such as `fedvarp.ServerMomentum`.
-        client_lr: η_c of clients that do not report "client-lr". It cancels out where it is the
-            same in all rounds (but in SCAFFOLD, whose variates are gradients), and must stay the
-            same while a run lasts: clients whose rate changes report it.
+        server_optimizer: "sgd" unless given, another name in `fedvarp.server.SERVER_OPTIMIZERS`,
+            the import path of one of your own, or an optimiser such as `fedvarp.ServerMomentum`.
+        client_lr: η_c where neither clients report "client-lr" nor the configuration that they are
+            sent holds it. It cancels out where it is the same in all rounds (but in SCAFFOLD, whose
+            variates are gradients), and must stay the same while a run lasts.
+        client_lr_key: Where the configuration of a round holds the rate; None: "lr",
+            "learning-rate" or another of the usual names.
         normalise_steps: False: an update is the plain difference of models, so that clients count
             by how far they walk, nearly by their local steps, as in everybody's FedAvg. True: it
             is divided by the client's number of steps (FedNova), so that each client counts once,
             and clients must report "num-steps".
+        weighting: How much clients count, in the mean of a round's replies and in that of all rows:
+            "examples", by the number they report under `weighted_by_key`, as in Flower's FedAvg; or
+            "uniform", all the same, as in the paper.
+        weighted_by_key: The metric that says how much a client counts.
         checkpoint: Folder that holds the run; started again with it, the run goes on. None: a
             restart begins anew.
         where: Where the table of client states lives, "memory" or "disk"; "disk" needs
@@ -63,15 +81,19 @@ class StrategySettings:
             separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg.
         max_rows: How many clients may have a row at a time: the oldest rows are dropped, and
             whoever had them counts as never seen. None: all.
+        max_row_age: Rounds after which the row of a client that was not heard of any more is
+            dropped; it then counts as never seen. None: rows stay until their client is forgotten.
         identity: What a client is known by: the key it reports ("partition-id", or any other),
             "supernode-key" or "node-id".
-        ask_names: Whether nodes are asked for their name before they are first drawn; clients
-            answer with `fedvarp.flower.answer_identity`.
+        ask_names: Whether nodes are asked once for their name before they are first drawn, so that
+            cohorts follow the seed from round 1; clients answer with
+            `fedvarp.flower.answer_identity`, and those that do not show an error.
+        select: (round, names of the clients online) → names of those who train, in place of a draw.
         when_offline: A client that is drawn and offline is replaced ("replace"), or the round has
             fewer ("fewer").
-        min_available_nodes: Nodes to wait for before a round, while its timeout lasts; None: a
-            whole cohort before the first round, `min_replies` before the others.
         min_replies: With fewer good replies a round changes nothing.
+        max_failed_rounds: With so many rounds running of which no reply could be used the run
+            fails, and says why; None: it goes on whatever happens.
         late_replies: Rounds for which a late reply still refreshes its client's row; 0: never.
         max_update_norm: Longest update that is believed, ‖w − w_i‖; None: any.
         clip_updates: How long an update may be before it is shortened: "median", 3 times the
@@ -81,31 +103,42 @@ class StrategySettings:
         configrecord_key: Name of the record that holds the configuration.
         train_metrics_aggr_fn: As in Flower's FedAvg; None: means weighted by examples.
         evaluate_metrics_aggr_fn: The same for evaluations.
+        after_round: (round, Flower's `Result` so far) → whether the run ends here; called when a
+            round is over and saved, to keep the best model or to log.
     """
 
     algorithm: ClassVar[str]
 
     num_clients: Count | None = None
     clients_per_round: Count | None = None
-    fraction_train: Decay = 1.0
+    fraction_train: Share = 1.0
     fraction_evaluate: Share = 1.0
+    min_train_nodes: Count = 2
+    min_evaluate_nodes: Count = 2
+    min_available_nodes: Count = 2
     seed: Seed = 0
     sampling: Sampling = "uniform"
     strata: Strata | None = None
+    uniform_share: Decay | None = None
     server_lr: Positive | None = None
     server_optimizer: str | ServerOptimizer | None = None
     client_lr: Positive = 1.0
+    client_lr_key: str | None = None
     normalise_steps: bool = False
+    weighting: Weighting = "examples"
+    weighted_by_key: Annotated[str, Field(min_length=1)] = "num-examples"
     checkpoint: str | os.PathLike[str] | None = None
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
     rows: Annotated[str, Field(min_length=1)] = "all"
     max_rows: Count | None = None
+    max_row_age: Count | None = None
     identity: Annotated[str, Field(min_length=1, examples=['"partition-id"'])] = "partition-id"
-    ask_names: bool = True
+    ask_names: bool = False
+    select: Select | None = None
     when_offline: WhenOffline = "replace"
-    min_available_nodes: Count | None = None
     min_replies: Count = 1
+    max_failed_rounds: Count | None = 3
     late_replies: Seed = 10
     max_update_norm: Positive | None = None
     clip_updates: ClipUpdates | Literal[False] = "median"
@@ -113,15 +146,18 @@ class StrategySettings:
     configrecord_key: str = "config"
     train_metrics_aggr_fn: MetricsAggregator | None = None
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
+    after_round: Callable[[int, Result], object] | None = None
 
     def __post_init__(self) -> None:
-        if str(self.sampling) == "importance":
-            raise ValueError(
-                f'{type(self).__name__}: sampling="importance" is for simulations alone: its '
-                f"weights need to know how likely each client is to answer, which nobody does in "
-                f'a federation. "stratified" also lessens the noise of who takes part.'
-            )
         check_fields(self)
+        if self.sampling == "importance" and self.weighting != "uniform":
+            raise ValueError(
+                f'{type(self).__name__}: sampling="importance" has weights of its own, for clients '
+                f"that all count the same; weighting={self.weighting!r} does not go with it. Give "
+                f'weighting="uniform".'
+            )
+        if self.uniform_share is not None and self.sampling != "importance":
+            raise ValueError(f'{type(self).__name__}: uniform_share goes with "importance".')
         clustered = self.strata is not None or self.cluster_source is not None
         if self.sampling == "stratified" and not clustered:
             raise ValueError(
@@ -159,18 +195,14 @@ class StrategySettings:
 
     @property
     def algorithm_options(self) -> dict[str, Any]:
-        """What the algorithm is made with beside its table, by name."""
-        return {}
+        """What the algorithm is made with beside its table: settings of the same name."""
+        names = options_of(ALGORITHMS.find(self.algorithm), but_required=True).model_fields
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     @property
     def cluster_source(self) -> ClusterSource | None:
-        """Where clusters come from; None: each client has a row of its own."""
-        return None
-
-    @property
-    def weighted_by(self) -> Weighting:
-        """How the clients of a round are weighted against each other."""
-        return "uniform"
+        """Where clusters come from, `clusters`; None: each client has a row of its own."""
+        return getattr(self, "clusters", None)
 
     @property
     def unchanging(self) -> dict[str, Any]:
@@ -178,10 +210,13 @@ class StrategySettings:
         return {
             "seed": self.seed,
             "identity": self.identity,
-            "weighting": self.weighted_by,
+            "weighting": self.weighting,
+            "weighted_by_key": self.weighted_by_key,
             "client_lr": self.client_lr,
             "normalise_steps": self.normalise_steps,
-            "sampling": self.sampling,
+            "sampling": self.sampling
+            if self.uniform_share is None
+            else f"{self.sampling}(uniform_share={self.uniform_share})",
         }
 
     def placed(self, among: Sequence[Candidate]) -> list[Candidate]:
@@ -219,7 +254,13 @@ class StrategySettings:
         """
         if self.clients_per_round is not None:
             return self.clients_per_round
-        return max(1, round(self.fraction_train * num_clients))
+        return max(int(self.fraction_train * num_clients), self.min_train_nodes)
+
+    @property
+    def least_online(self) -> int:
+        """How many nodes must be online for a round."""
+        by_share = self.clients_per_round is None
+        return max(self.min_available_nodes, self.min_train_nodes if by_share else 1)
 
     def evaluation_size(self, num_online: int) -> int:
         """How many clients evaluate the model after a round.
@@ -228,6 +269,6 @@ class StrategySettings:
             num_online: How many nodes are online.
 
         Returns:
-            At least 1.
+            Their number, which may be more than there are.
         """
-        return max(1, round(self.fraction_evaluate * num_online))
+        return max(int(self.fraction_evaluate * num_online), self.min_evaluate_nodes)

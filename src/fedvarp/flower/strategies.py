@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedvarp.algorithms.registry import PerLayer
 from fedvarp.flower.rows import ClusterSource
@@ -21,25 +21,13 @@ class FedAvg(ServerStrategy):
         strategy = FedAvg(clients_per_round=5, seed=0, checkpoint="state")
         result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=100)
 
-    Beside Flower's own FedAvg it has seeded cohorts, a checkpoint to go on from, and survives bad
-    replies.
+    Where no update is clipped its numbers are those of Flower's own FedAvg. Beside that it has
+    seeded cohorts, a checkpoint to go on from, and survives bad replies.
 
-    Attributes:
-        weighting: "uniform": every client of a round counts the same, as in the other strategies
-            and in `fedvarp.simulate`. "examples": clients count by their "num-examples", as in
-            Flower's own FedAvg.
-
-    All other settings: see `StrategySettings`.
+    All settings: see `StrategySettings`.
     """
 
     algorithm: ClassVar[str] = "fedavg"
-
-    weighting: Weighting = "uniform"
-
-    @property
-    def weighted_by(self) -> Weighting:
-        """See `weighting`."""
-        return self.weighting
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -82,11 +70,6 @@ class ClusterFedVARP(ServerStrategy):
 
     clusters: ClusterSource
 
-    @property
-    def cluster_source(self) -> ClusterSource:
-        """See `clusters`."""
-        return self.clusters
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedStale(FedVARP):
@@ -101,11 +84,6 @@ class FedStale(FedVARP):
     algorithm: ClassVar[str] = "fedstale"
 
     beta: Share = 0.5
-
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `beta`."""
-        return {"beta": self.beta}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -129,11 +107,6 @@ class FedVARPAdaptive(FedVARP):
     beta: PerLayer = "one"
     memory: Momentum = 0.95
 
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `beta` and `memory`."""
-        return {"beta": self.beta, "memory": self.memory}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedVARPMixed(FedVARPAdaptive):
@@ -151,11 +124,6 @@ class FedVARPMixed(FedVARPAdaptive):
     algorithm: ClassVar[str] = "fedvarp_mixed"
 
     clusters: ClusterSource
-
-    @property
-    def cluster_source(self) -> ClusterSource:
-        """See `clusters`."""
-        return self.clusters
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -203,11 +171,6 @@ class FedProx(FedAvg):
 
     mu: NotNegative = 0.01
 
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `mu`."""
-        return {"mu": self.mu}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FedDyn(ServerStrategy):
@@ -236,32 +199,33 @@ class FedDyn(ServerStrategy):
                 "needs the models themselves. Each client counts once in it without."
             )
 
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `alpha`."""
-        return {"alpha": self.alpha}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Median(FedVARP):
     """FedVARP with the coordinate-wise median of a cohort in place of its mean (Yin et al., 2018).
 
     What a minority of a cohort of three or more says counts for nothing beyond the others' range.
+    Every client counts the same, whatever its examples.
 
     Attributes:
         beta: β, how far rows are believed; 0 is the plain median of what came back.
+        weighting: "uniform"; nothing else.
 
     All other settings: see `StrategySettings`.
     """
 
     algorithm: ClassVar[str] = "median"
 
+    weighting: Weighting = "uniform"
     beta: Share = 1.0
 
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `beta`."""
-        return {"beta": self.beta}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting != "uniform":
+            raise ValueError(
+                f"{type(self).__name__}: a trimmed mean or median counts every client of a cohort "
+                f'the same; weighting must be "uniform".'
+            )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -277,8 +241,3 @@ class TrimmedMean(Median):
     algorithm: ClassVar[str] = "trimmed_mean"
 
     trim: BelowHalf = 0.1
-
-    @property
-    def algorithm_options(self) -> dict[str, Any]:
-        """See `beta` and `trim`."""
-        return {"beta": self.beta, "trim": self.trim}

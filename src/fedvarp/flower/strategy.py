@@ -13,17 +13,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
-from fedvarp.flower.client import CORRECTION_RECORD, NUM_EXAMPLES, PROXIMAL
+from fedvarp.flower.client import (
+    CORRECTION_RECORD,
+    NEEDS_GRADIENTS,
+    PROXIMAL,
+    correction_record,
+)
 from fedvarp.flower.cohort import (
     Candidate,
-    NameFinder,
     candidates,
     evaluation_cohort,
+    selected_cohort,
     training_cohort,
     wait_for_nodes,
 )
+from fedvarp.flower.failures import FailedRounds
+from fedvarp.flower.forgetting import unknown_client
 from fedvarp.flower.identity import KnownClients
 from fedvarp.flower.ledger import send_and_receive
+from fedvarp.flower.name_finder import NameFinder
 from fedvarp.flower.replies import RefusedReplyError, examples_in, refuse_error
 from fedvarp.flower.reporting import (
     MetricsAggregator,
@@ -35,6 +43,7 @@ from fedvarp.flower.reporting import (
 from fedvarp.flower.resume import FederatedRun, open_run
 from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.settings import StrategySettings
+from fedvarp.flower.units import rate_sent
 from fedvarp.server.server import Server
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -47,7 +56,9 @@ class ServerStrategy(StrategySettings, Strategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._run: FederatedRun | None = None
+        self._timeout: float | None = 3600.0  # that of `start`
         self._names = NameFinder(self.identity, self.ask_names)
+        self._failed = FailedRounds(self.max_failed_rounds)
         self._log = RunLog(self)
 
     @property
@@ -63,7 +74,7 @@ class ServerStrategy(StrategySettings, Strategy):
     @property
     def arrays(self) -> ArrayRecord:
         """The model as it is now."""
-        return self._rounds.record
+        return self._begun.record_to_give()
 
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Makes the server, or takes it up from the checkpoint; `start` does it by itself.
@@ -78,6 +89,27 @@ class ServerStrategy(StrategySettings, Strategy):
         """
         self.close()
         self._run = open_run(self, initial_arrays)
+
+    def forget(self, name: str) -> None:
+        """Lets go of a client that has left, or asks for it: of its row, its name and its history.
+
+        They are gone from memory and from the checkpoint's file, also if the run ends now. What the
+        model has learned from the client stays in the model. Should it answer once more it is a
+        new client: end its SuperNode first. For a run that is over: ``fedvarp flower forget``.
+
+        Args:
+            name: What the client is known by: see `clients`.
+
+        Raises:
+            ValueError: There is no client of that name.
+        """
+        client = self.clients.named(name)
+        if client is None:
+            raise ValueError(unknown_client(name, [client.name for client in self.clients]))
+        self._rounds.forget(client)
+        self._begun.commit({})
+        if self._begun.checkpoint is not None:
+            self._begun.checkpoint.store.compact()
 
     def close(self) -> None:
         """Gives the checkpoint's folder back; `start` does it by itself."""
@@ -99,7 +131,7 @@ class ServerStrategy(StrategySettings, Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: float | None = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
@@ -110,8 +142,10 @@ class ServerStrategy(StrategySettings, Strategy):
             grid: Flower's connection to the nodes.
             initial_arrays: The initial model, such as ``ArrayRecord(model.state_dict())``.
             num_rounds: T, the rounds before a restart included.
-            timeout: Deadline of a round in seconds; evaluation has its own, as long.
-            train_config: Sent to clients with each round of training.
+            timeout: Deadline of a round in seconds; evaluation has its own, as long. None: there is
+                none.
+            train_config: Sent to clients with each round of training. It is the same object in all
+                rounds: what a `configure_train` of your own sets in it stays.
             evaluate_config: Sent with each evaluation.
             evaluate_fn: (round, arrays) → metrics, on the server.
 
@@ -120,11 +154,16 @@ class ServerStrategy(StrategySettings, Strategy):
 
         Raises:
             CheckpointError: The folder holds another run, or is in use.
+            NoUsableReplyError: See `max_failed_rounds`.
             ValueError: The model has nothing to train.
         """
         began = time.monotonic()
+        self._timeout = timeout
         self.begin(initial_arrays)
         run, result = self._begun, Result()
+        run.commits_rounds = True
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         try:
             load_history(result, run.entries)
             log(INFO, "Starting %s strategy:", type(self).__name__)
@@ -133,16 +172,14 @@ class ServerStrategy(StrategySettings, Strategy):
             if not run.is_saved:
                 _evaluate_centrally(evaluate_fn, 0, result)
                 run.commit(history_entry(result, 0))
-            first = self.server.round + 1
-            for current in range(first, num_rounds + 1):
+            for current in range(self.server.round + 1, num_rounds + 1):
                 log(INFO, "[ROUND %d/%d]", current, num_rounds)
-                known = max(self.num_clients or 1, len(self.clients))
-                enough = self.cohort_size(known) if current == first else self.min_replies
-                wait_for_nodes(grid, self.min_available_nodes or enough, timeout)
-                self._train(grid, current, timeout, train_config or ConfigRecord(), result)
-                self._evaluate(grid, current, timeout, evaluate_config or ConfigRecord(), result)
+                self._train(grid, current, train_config, result)
+                self._evaluate(grid, current, evaluate_config, result)
                 _evaluate_centrally(evaluate_fn, current, result)
                 run.commit(history_entry(result, current))
+                if self.after_round is not None and self.after_round(current, result):
+                    break
         finally:
             self.close()
         log(INFO, "Strategy execution finished in %.2fs", time.monotonic() - began)
@@ -153,43 +190,72 @@ class ServerStrategy(StrategySettings, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draws the cohort of a round by name, and writes to it.
+        """Waits for enough nodes, draws the cohort of a round by name, and writes to it.
 
         Args:
             server_round: The round, counted from 1.
-            arrays: The model to send.
+            arrays: The model to send. If it is another than the last one that was given back, the
+                run goes on from it.
             config: Sent along with it.
             grid: Flower's connection to the nodes.
 
         Returns:
-            One message for each client of the cohort.
+            One message for each client of the cohort; none if there are too few nodes.
         """
         if self._run is None:
             self.begin(arrays)
-        rounds = self._rounds
-        self._names.find(grid, self.clients)
-        online = self.clients.still_at(grid.get_node_ids())
-        rounds.rows.count(len(online))
+            self._begun.follow(server_round, arrays)
+        arrays = self._begun.model_to_send(arrays)
+        if self.fraction_train == 0 and self.clients_per_round is None:
+            return []
+        round, rounds = self._begun.number_of(server_round), self._rounds
+        first = 0 if rounds.ledger.has_asked else (self.clients_per_round or 0)
+        if wait_for_nodes(grid, max(self.least_online, first), self._timeout) < self.least_online:
+            log(WARNING, "Fewer than %d nodes are online: nobody is asked.", self.least_online)
+            return []
+        online = self._look_around(grid, round)
         among = self.placed(candidates(self.clients, online))
-        cohort = training_cohort(
-            among,
-            self.cohort_size(len(among)),
-            seed=self.seed,
-            round=server_round - 1,
-            when_offline=self.when_offline,
-            sampling=self.sampling,
-        )
+        cohort = self._cohort(among, len(online), round)
         log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(online))
-        broadcast = rounds.send(server_round, cohort)
+        broadcast = rounds.send(round, cohort, rate_sent(config, self.client_lr_key))
         if broadcast.proximal:
-            config = ConfigRecord({**config, PROXIMAL: broadcast.proximal})
-        content = self._content(server_round, arrays, config)
+            config[PROXIMAL] = broadcast.proximal
+        if self.normalise_steps or self.server.aggregator.needs_gradients:
+            config[NEEDS_GRADIENTS] = True
+        content = self._content(round, arrays, config)
         contents = [content] * len(cohort)
         if broadcast.corrections is not None:
             layout = rounds.reader.layout
-            corrections = [layout.parameter_record(row) for row in broadcast.corrections]
-            contents = [RecordDict({**content, CORRECTION_RECORD: own}) for own in corrections]
-        return self._messages(server_round, MessageType.TRAIN, cohort, contents)
+            own = [layout.parameter_record(row) for row in broadcast.corrections]
+            contents = [
+                RecordDict({**content, CORRECTION_RECORD: correction_record(correction)})
+                for correction in own
+            ]
+        return self._messages(round, MessageType.TRAIN, cohort, contents)
+
+    def _look_around(self, grid: Grid, round: int) -> list[int]:
+        """Finds out who is there, and lets rows count accordingly; the nodes that may be asked."""
+        rows = self._rounds.rows
+        self._names.find(grid, self.clients, self._timeout)
+        online = self.clients.still_at(grid.get_node_ids())
+        self._begun.look_around(online)
+        if self.max_row_age is not None:
+            rows.expire(round - self.max_row_age)
+        rows.count(online)
+        return online
+
+    def _cohort(self, among: list[Candidate], num_online: int, round: int) -> list[Candidate]:
+        if self.select is not None:
+            return selected_cohort(among, round, self.select)
+        return training_cohort(
+            among,
+            self.cohort_size(num_online if self.when_offline == "replace" else len(among)),
+            seed=self.seed,
+            round=round - 1,
+            when_offline=self.when_offline,
+            sampling=self.sampling,
+            uniform_share=self.uniform_share,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -202,13 +268,24 @@ class ServerStrategy(StrategySettings, Strategy):
 
         Returns:
             The new model and the clients' metrics; None and None if no reply could be used.
+
+        Raises:
+            NoUsableReplyError: See `max_failed_rounds`.
         """
-        outcome = self._rounds.receive(server_round, list(replies), self.min_replies)
-        self._log.round(self._rounds, outcome)
+        run, round = self._begun, self._begun.number_of(server_round)
+        asked = run.rounds.ledger.asked_in(round)
+        received = list(replies)
+        num_asked = len(received) if asked is None or asked.is_open else len(asked.rows)
+        outcome = run.rounds.receive(round, received, self.min_replies)
+        self._log.round(run.rounds, outcome)
+        if self.fraction_train > 0 or self.clients_per_round is not None:
+            self._failed.note(outcome, num_asked)
+        if not run.commits_rounds:
+            run.commit({})
         if not outcome.accepted:
             return None, None
         contents = [update.content for update in outcome.accepted]
-        return self.arrays, self._metrics(contents, self.train_metrics_aggr_fn)
+        return run.record_to_give(), self._metrics(contents, self.train_metrics_aggr_fn)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -228,10 +305,14 @@ class ServerStrategy(StrategySettings, Strategy):
             return []
         online = self.clients.still_at(grid.get_node_ids())
         among = [c for c in candidates(self.clients, online) if c.node is not None]
-        size = self.evaluation_size(len(among))
-        cohort = evaluation_cohort(among, size, seed=self.seed, round=server_round - 1)
-        contents = [self._content(server_round, arrays, config)] * len(cohort)
-        return self._messages(server_round, MessageType.EVALUATE, cohort, contents)
+        least = max(self.min_available_nodes, self.min_evaluate_nodes)
+        if len(among) < least:
+            log(WARNING, "Fewer than %d nodes are online: nobody evaluates the model.", least)
+            return []
+        round, size = self._begun.number_of(server_round), self.evaluation_size(len(among))
+        cohort = evaluation_cohort(among, size, seed=self.seed, round=round - 1)
+        contents = [self._content(round, arrays, config)] * len(cohort)
+        return self._messages(round, MessageType.EVALUATE, cohort, contents)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -249,7 +330,7 @@ class ServerStrategy(StrategySettings, Strategy):
         for reply in replies:
             try:
                 refuse_error(reply)
-                examples_in(reply.content)
+                examples_in(reply.content, self.weighted_by_key)
                 good.append(reply)
             except RefusedReplyError as why:
                 who = self._rounds.who(reply)
@@ -260,13 +341,14 @@ class ServerStrategy(StrategySettings, Strategy):
 
     def summary(self) -> None:
         """Logs the settings, and how large the table is and may become."""
-        self._log.summary(self._rounds)
+        self._log.summary(None if self._run is None else self._rounds)
 
-    def _train(
-        self, grid: Grid, current: int, timeout: float, config: ConfigRecord, result: Result
-    ) -> None:
-        messages = self.configure_train(current, result.arrays, config, grid)
-        replies = self._rounds.ledger.send_and_receive(grid, messages, timeout, current)
+    def _train(self, grid: Grid, current: int, config: ConfigRecord, result: Result) -> None:
+        messages = list(self.configure_train(current, result.arrays, config, grid))
+        if messages and self._rounds.ledger.asked_in(current) is None:
+            self._look_around(grid, current)
+        self._rounds.note_sent(current, messages, result.arrays, self.client_lr_key)
+        replies = self._rounds.ledger.send_and_receive(grid, messages, self._timeout, current)
         arrays, metrics = self.aggregate_train(current, replies)
         if arrays is not None:
             result.arrays = arrays
@@ -274,43 +356,41 @@ class ServerStrategy(StrategySettings, Strategy):
             log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[current] = metrics
 
-    def _evaluate(
-        self, grid: Grid, current: int, timeout: float, config: ConfigRecord, result: Result
-    ) -> None:
+    def _evaluate(self, grid: Grid, current: int, config: ConfigRecord, result: Result) -> None:
         messages = self.configure_evaluate(current, result.arrays, config, grid)
-        replies, _ = send_and_receive(grid, messages, timeout)
+        replies, _ = send_and_receive(grid, messages, self._timeout)
         metrics = self.aggregate_evaluate(current, replies)
         if metrics is not None:
             log(INFO, "\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[current] = metrics
 
-    def _content(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
-        with_round = ConfigRecord({**config, "server-round": server_round})
-        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: with_round})
+    def _content(self, round: int, arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
+        config["server-round"] = round  # in place, as in Flower
+        return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
 
     def _messages(
         self,
-        server_round: int,
+        round: int,
         kind: str,
         cohort: Sequence[Candidate],
         contents: Sequence[RecordDict],
     ) -> list[Message]:
         messages = [
-            Message(content, client.node, kind, group_id=str(server_round))
+            Message(content, client.node, kind, group_id=str(round))
             for client, content in zip(cohort, contents, strict=True)
             if client.node is not None
         ]
-        self._rounds.ledger.address(server_round, messages)
+        self._rounds.ledger.address(round, messages)
         return messages
 
     def _metrics(
         self, contents: list[RecordDict], custom: MetricsAggregator | None
     ) -> MetricRecord:
         if custom is not None:
-            return custom(contents, NUM_EXAMPLES)
+            return custom(contents, self.weighted_by_key)
         source = self.cluster_source
         cluster_key = {source} if isinstance(source, str) else set()
-        return weighted_means(contents, leave_out={self.identity} | cluster_key)
+        return weighted_means(contents, self.weighted_by_key, {self.identity} | cluster_key)
 
 
 def _evaluate_centrally(evaluate_fn: EvaluateFn | None, round: int, result: Result) -> None:

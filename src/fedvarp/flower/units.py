@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal
+
+from flwr.app import ConfigRecord
 
 from fedvarp.flower.replies import Update
+
+RateSource = Literal["reported", "sent", "setting"]
+
+_USUAL_NAMES: Final = ("client-lr", "lr", "learning-rate", "local-lr", "eta")  # or with _
 
 
 class UpdateUnits:
@@ -17,61 +24,59 @@ class UpdateUnits:
     they report. Where steps are normalised Δ_i = (w − w_i) / (η(t) τ_i), and the server steps by
     η(t) τ̄ with τ̄ the mean τ_i of all replies used so far, which settles at the mean over clients.
 
-    Whether clients report their rate is settled by the first round, since mixed units would make
-    nonsense of the table: if not all of its replies do, later reports are ignored. If they do,
-    η(t) is the median of a round's reports, and who is silent is taken to use it.
+    Where the rate of a round is known from is settled by the first round, since mixed units would
+    make nonsense of the table: from what all of its replies report; else from the configuration
+    that was sent to its clients; else it is the setting. Then η(t) is the median of a round's
+    reports, and who is silent is taken to use it; or what was sent with the round.
 
     Args:
-        client_lr: η of clients that do not report it; cancels out if all rounds have the same.
+        client_lr: η where nobody tells it; cancels out if all rounds have the same.
         normalise_steps: Whether Δ_i is divided by τ_i.
     """
 
     def __init__(self, client_lr: float, normalise_steps: bool) -> None:
         self.latest_rate = client_lr
         self._normalise_steps = normalise_steps
-        self._rates_are_reported: bool | None = None  # None: no round yet
+        self.source: RateSource | None = None  # None: no round yet
         self._gradients = 0.0  # Σ τ_i of the replies used so far
         self._replies = 0  # their number
 
     @property
     def are_settled(self) -> bool:
         """Whether the first replies have come."""
-        return self._rates_are_reported is not None
+        return self.source is not None
 
-    @property
-    def rates_are_reported(self) -> bool:
-        """Whether the rates of rounds are those that clients report."""
-        return bool(self._rates_are_reported)
-
-    def rate_of(self, updates: Sequence[Update]) -> float:
-        """The rate η(t) of a round; the first call settles whether rates are reported.
+    def rate_of(self, updates: Sequence[Update], sent: float | None) -> float:
+        """The rate η(t) of a round; the first call settles where it is known from.
 
         Args:
             updates: Those of the round, at least one.
+            sent: What its clients were sent; None: nothing.
 
         Returns:
-            The median of what they report; that of the round before if none of them does, and the
-            setting `client_lr` if clients do not report it at all.
+            η(t); that of the round before if nobody tells it, and the setting `client_lr` if nobody
+            ever does.
         """
-        if self._rates_are_reported is None:
-            self._rates_are_reported = all(update.client_lr is not None for update in updates)
-        self.latest_rate = self.rate_of_late(updates)
+        if self.source is None:
+            reported = all(update.client_lr is not None for update in updates)
+            self.source = "reported" if reported else "setting" if sent is None else "sent"
+        self.latest_rate = self.rate_of_late(updates, sent)
         return self.latest_rate
 
-    def rate_of_late(self, updates: Sequence[Update]) -> float:
+    def rate_of_late(self, updates: Sequence[Update], sent: float | None) -> float:
         """The rate η(t) of an earlier round of which nothing was used in time.
 
         Args:
             updates: Late replies to that round, at least one.
+            sent: What its clients were sent; None: nothing.
 
         Returns:
-            The median of what they report; the latest rate known if none of them does, and the
-            setting `client_lr` if clients do not report it at all.
+            η(t), as in `rate_of`.
         """
         reports = [u.client_lr for u in updates if u.client_lr is not None]
-        return (
-            statistics.median(reports) if self._rates_are_reported and reports else self.latest_rate
-        )
+        if self.source == "reported" and reports:
+            return statistics.median(reports)
+        return self.latest_rate if self.source == "setting" or sent is None else sent
 
     def divisor(self, update: Update, rate: float) -> float:
         """What w − w_i is divided by.
@@ -123,7 +128,7 @@ class UpdateUnits:
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps of it, as JSON can hold it."""
         return {
-            "rates_are_reported": self._rates_are_reported,
+            "source": self.source,
             "latest_rate": self.latest_rate,
             "gradients": self._gradients,
             "replies": self._replies,
@@ -135,7 +140,27 @@ class UpdateUnits:
         Args:
             state: From a checkpoint.
         """
-        self._rates_are_reported = state["rates_are_reported"]
+        once: Mapping[bool | None, RateSource | None]
+        once = {True: "reported", False: "setting", None: None}  # before rates were sent
+        self.source = state["source"] if "source" in state else once[state["rates_are_reported"]]
         self.latest_rate = state["latest_rate"]
         self._gradients = state["gradients"]
         self._replies = state["replies"]
+
+
+def rate_sent(config: ConfigRecord, key: str | None) -> float | None:
+    """The rate that a configuration tells its client to use.
+
+    Args:
+        config: As it is sent.
+        key: Where it stands; None: under one of the usual names.
+
+    Returns:
+        The rate; None if it holds none.
+    """
+    usual = [spelt for name in _USUAL_NAMES for spelt in (name, name.replace("-", "_"))]
+    for name in usual if key is None else [key]:
+        rate = config.get(name)
+        if isinstance(rate, int | float) and 0 < rate < math.inf:
+            return float(rate)
+    return None

@@ -21,7 +21,8 @@ FORMAT: Final = 1
 """Goes up when an older version could no longer read what is written, or the other way round."""
 
 
-_ENTRIES: Final = "entries"
+ENTRIES: Final = "entries"
+"""The database that holds them."""
 
 
 class CheckpointError(StoreError):
@@ -98,7 +99,7 @@ class Checkpoint:
         tensors: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
         sampler: Mapping[str, Tensor] | None = None,
-        entries: Mapping[str, Mapping[str, Any]] | None = None,
+        entries: Mapping[str, Mapping[str, Any] | None] | None = None,
     ) -> None:
         """Saves the server as it is now, in one transaction.
 
@@ -108,7 +109,7 @@ class Checkpoint:
             notes: The same, for what JSON can hold.
             sampler: What a sampler that learns from the rounds has learned.
             entries: What is new in a collection that grows, by key: earlier entries stay, so that
-                the history of a long run is not written again in every round.
+                the history of a long run is not written again in every round. None deletes one.
 
         Raises:
             CheckpointError: The folder holds another server's run, the table's rows are elsewhere,
@@ -149,7 +150,7 @@ class Checkpoint:
         for name, tensor in learned.items():
             batch["state", f"sampler/{name}"] = tensor
         for key, entry in (entries or {}).items():
-            batch[_ENTRIES, key] = as_json(entry)
+            batch[ENTRIES, key] = None if entry is None else as_json(entry)
         for table in tables:
             table.save(batch, self.store)
         batch["state", "about"] = as_json(about)
@@ -217,8 +218,8 @@ class Checkpoint:
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """All entries that were committed, by key."""
-        keys = self.store.keys(_ENTRIES) if self._about else []
-        return {key: from_json(self.store.read(_ENTRIES, key)) for key in keys}
+        keys = self.store.keys(ENTRIES) if self._about else []
+        return {key: from_json(self.store.read(ENTRIES, key)) for key in keys}
 
     def close(self) -> None:
         """Gives the folder back."""

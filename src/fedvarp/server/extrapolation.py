@@ -17,9 +17,9 @@ class ServerExP(ServerOptimizer):
     """η_g = max(η, Σ a_i ‖Δ_i‖² / (2 (‖v‖² + ε))), then w ← w − η_g · scale · v.
 
     Updates that point in different directions cancel out in v, which is then shorter than the way
-    to where all of them are content; the step makes up for that. The paper's a_i are 1/M, and its
-    last model is the mean of the last two, which this leaves to whoever evaluates. Over an
-    algorithm with a table v is shorter or longer than the mean of Δ_i, and the rule the same.
+    to where all of them are content; the step makes up for that. The paper's a_i are 1/M, and it
+    judges the mean of the last two models, which is not done here. Over an algorithm with a table v
+    is shorter or longer than the mean of Δ_i, and the rule the same.
 
     Args:
         lr: η, the least η_g, above zero; the paper's is 1, FedAvg's.

@@ -289,6 +289,7 @@ def _refuse_overflow(updates: RoundUpdates) -> None:
     reach = largest * float(updates.averaging_weights.abs().sum()) * updates.scale
     if reach > _LARGEST_STEP:
         raise ValueError(
-            f"The step of this round would reach {reach:.1e}. With replies of at most "
-            f"{largest:.1e}, look at RoundUpdates.weights and scale."
+            f"The step of this round would reach {reach:.1e}, with replies of at most "
+            f"{largest:.1e}: the rate of clients or server is too high. Lower client_lr or "
+            f"server.lr; if you make RoundUpdates yourself, look at its weights and scale."
         )

@@ -26,6 +26,7 @@ WholeNumber = Annotated[int, BeforeValidator(_as_python)]
 Count = Annotated[WholeNumber, Field(ge=1)]
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, le=1e38)]  # beyond that lies no 32-bit number
 AboveOne = Annotated[float, Field(gt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, get_args
@@ -115,7 +116,7 @@ def in_plain_words(details: Any) -> str:
         ("less than or equal to", "at most"),
     ):
         message = message.replace(pydantic_says, we_say)
-    return message
+    return re.sub(r"\b1(0{7,})\b", lambda zeros: f"1e{len(zeros[1])}", message)
 
 
 def shown(value: object) -> str:

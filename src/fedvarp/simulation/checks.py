@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fedvarp.clients.availability import Trace
+from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.local_optimizer import refuse_unusable
 from fedvarp.clients.local_training import mean_steps
-from fedvarp.clients.sampling import ClientSampler, Cohort
+from fedvarp.clients.trial import refuse_untrainable
 from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
@@ -21,6 +22,7 @@ from fedvarp.trainers.settings import Trainer
 if TYPE_CHECKING:
     from fedvarp.simulation.task import Task
 
+_ROUNDS_PROBED: Final = 20  # cohorts that are drawn to see what weights they have
 _THREADS_PER_CORE: Final = 16  # a run may go on where there are fewer cores than it began with
 
 
@@ -43,6 +45,8 @@ def refuse_impossible(task: Task) -> None:
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
         )
     FlatModel(task.model)  # which refuses what cannot be trained
+    if isinstance(task.trainer, Trainer):  # one of the caller's own may want neither as they are
+        refuse_untrainable(task.model, task.loss, dataset, task.local_sgd, task.seed)
     _refuse_clients_steps(task)
     mean_steps(task.local_sgd, dataset)
     clusters = task.table.clusters
@@ -63,10 +67,26 @@ def refuse_impossible(task: Task) -> None:
             f"a round must fit. Give {asked} or more, or leave it out."
         )
     _refuse_short_trace(task)
+    _refuse_unequal_weights(task)
     if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
         raise ValueError(
             f"target_accuracy={evaluation.target_accuracy:g} cannot be reached: there is no "
             f"accuracy, since {lacking}."
+        )
+
+
+def _refuse_unequal_weights(task: Task) -> None:
+    """Clients that count unequally, for an algorithm that cannot have it."""
+    if not task.fresh_aggregator.needs_equal_weights:
+        return
+    probed = range(min(task.rounds, _ROUNDS_PROBED))
+    cohorts = (cohort_of(task.sampler, t, task.dataset.num_clients).weights for t in probed)
+    learns = isinstance(task.sampler, LearningSampler)  # it begins with equal ones, and moves on
+    if learns or any(bool((w != w[:1]).any()) for w in cohorts if w is not None):
+        raise ValueError(
+            f"{task.algorithm_name} counts all clients of a cohort the same, and "
+            f"{type(task.sampler).__name__} gives them unequal weights. Sample clients uniformly, "
+            f'stratified or in turn, for an equal objective (sampling.objective = "equal").'
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedvarp.clients.sampling import LearningSampler
+from fedvarp.clients.cohorts import LearningSampler
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings

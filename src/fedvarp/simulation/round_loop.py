@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.evaluation import Evaluator, Figures
-from fedvarp.clients.sampling import ClientSampler, Cohort, LearningSampler
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.processes import Interruption
 from fedvarp.runs.figures import FIGURES

@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedvarp.algorithms.aggregator import Aggregator
+from fedvarp.clients.cohorts import ClientSampler
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
-from fedvarp.clients.sampling import ClientSampler, UniformSampler
+from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import DivergenceWarning
 from fedvarp.runs.divergence import judged
@@ -77,13 +78,14 @@ def simulate(
         rounds: T.
         clients_per_round: M, drawn uniformly; or a sampler, which knows its own number, who is
             online and what each client counts for (`fedvarp.clients`).
-        algorithm: "fedavg", "fedvarp", "cluster_fedvarp", "mifa", "scaffold", the import path of
-            one of your own, its class, a function that makes it from `TableSettings`, or an
-            aggregator, which is copied: the run's own is that of `result.server`.
+        algorithm: A name in `fedvarp.algorithms.ALGORITHMS`, with options as in
+            "fedstale(beta=0.3)"; the import path of one of your own, its class, a function that
+            makes it from `TableSettings`, or an aggregator, which is copied: the run's own is that
+            of `result.server`.
         seed: Keys every draw. The same seed gives all algorithms the same cohorts and batches.
-        server_optimizer: "sgd" (the paper's, with a rate of 1) unless given; "adam", "yogi",
-            "adagrad", "exp", the import path of one of your own, or an optimiser with settings of
-            its own, such as ``ServerAdam(lr=0.1)``.
+        server_optimizer: "sgd" (the paper's, with a rate of 1) unless given; another name in
+            `fedvarp.server.SERVER_OPTIMIZERS`, the import path of one of your own, or an optimiser
+            with settings of its own, such as ``ServerAdam(lr=0.1)``.
         table: Where the table of client states lives, how rows are stored, who shares one.
         trainer: Who trains the clients: a name, `Trainer` for more, or one of your own.
         evaluation: How often the model is judged, on what, and when it is good enough.

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.names import but_defaults
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.clients.cohorts import ClientSampler, LearningSampler
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss, mean_steps
-from fedvarp.clients.sampling import ClientSampler, LearningSampler
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
@@ -78,7 +78,7 @@ class Task:
             What the run leaves behind.
         """
         refuse_impossible(self)
-        with self._threads():
+        with self._threads(), torch.enable_grad():  # whatever the caller computes without
             return self._run(settings, data_folder)
 
     def _threads(self) -> contextlib.AbstractContextManager[None]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ClientTable(ABC):
     """y_1 … y_N, zero until first written. Law: mean() equals get(all clients).mean(0).
 
-    With unequal client weights p_i the mean is Σ p_i y_i / Σ p_i.
+    With unequal client weights p_i the mean is Σ p_i y_i / Σ p_i; `weigh` changes them.
 
     Attributes:
         num_clients: N.
@@ -117,6 +117,38 @@ class ClientTable(ABC):
             ValueError: The table cannot change its size, or somebody who is to go has a row.
         """
         raise ValueError(f"A {type(self).__name__} has its {self.num_clients} clients for ever.")
+
+    def weigh(self, shares: Tensor, total: float) -> None:
+        """Says what each client counts for in `mean`, which is Σ share·row / total from now on.
+
+        Args:
+            shares: (N,) float64, none below zero; 0: its row is kept, but does not count.
+            total: What all clients together count for, above zero. It may be another number than
+                the sum of the shares: that of clients without a row is of no account.
+
+        Raises:
+            ValueError: They are no such numbers, or not one a client. Nothing has changed.
+        """
+        for table in self._made_of_others("weigh"):
+            table.weigh(shares, total)
+
+    def forget(self, clients: Tensor) -> None:
+        """Makes rows as if they had never been written, and with them those who share them.
+
+        Args:
+            clients: (M,) int64, whose rows.
+
+        Raises:
+            IndexError: A client is unknown. Nothing has changed.
+        """
+        for table in self._made_of_others("forget"):
+            table.forget(clients)
+
+    def _made_of_others(self, operation: str) -> tuple[ClientTable, ...]:
+        below = self.made_of()
+        if any(table is self for table in below):
+            raise ValueError(f"A {type(self).__name__} has no {operation}().")
+        return below
 
     def made_of(self) -> tuple[ClientTable, ...]:
         """The tables that this one reads its rows from; itself where it holds its own."""

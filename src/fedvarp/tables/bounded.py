@@ -52,6 +52,15 @@ class OldestFirst:
             del self._stamps[row]
         return dropped
 
+    def forget(self, rows: Iterable[int]) -> None:
+        """Lets go of rows before their turn.
+
+        Args:
+            rows: Those that are dropped.
+        """
+        for row in rows:
+            self._stamps.pop(row, None)
+
     def save(self, name: str, rows: Iterable[int]) -> Mapping[tuple[str, str], Tensor | None]:
         """What a store has to write for these rows.
 

@@ -115,6 +115,29 @@ def check_weights(a: Tensor, beta: Beta, clients: Tensor, dim: int) -> None:
         )
 
 
+def check_shares(shares: Tensor, total: float, num_clients: int) -> None:
+    """Refuses what cannot be what each client counts for.
+
+    Args:
+        shares: (N,) float64, finite, none below zero.
+        total: What all count for together, above zero.
+        num_clients: N.
+
+    Raises:
+        ValueError: They are no such numbers, or not one a client.
+    """
+    if tuple(shares.shape) != (num_clients,) or shares.dtype != torch.float64:
+        raise ValueError(
+            f"Shares are {shares.dtype} of shape {tuple(shares.shape)}; give one float64 number "
+            f"for each of the {num_clients} clients."
+        )
+    if not bool(((shares >= 0) & shares.isfinite()).all()) or not 0 < total < math.inf:
+        raise ValueError(
+            f"Shares must be finite and not below zero, and what all clients count for, {total}, "
+            f"above zero."
+        )
+
+
 def refuse_duplicates(clients: Tensor, where: str) -> None:
     """Refuses clients of which one appears twice.
 

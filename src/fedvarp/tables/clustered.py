@@ -13,9 +13,10 @@ from torch import Tensor
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
-from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
+from fedvarp.tables.checks import Beta, check_clients, check_rows, check_shares, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 from fedvarp.tables.row_table import RowTable
+from fedvarp.tables.running_sum import digest_of
 from fedvarp.tables.tensors import Weights, weights, whole_numbers
 
 
@@ -58,6 +59,8 @@ class ClusteredTable(ClientTable):
         if client_weights is not None:
             client_weights = weights("client_weights", client_weights, len(cluster_of))
         self._client_weights = client_weights
+        self._weighed: Tensor | None = None  # (N,) float64, what `weigh` was given
+        self._total: float | None = None  # and what all clients count for
         self._clustering = clustering
         self._share_rows()
 
@@ -118,9 +121,7 @@ class ClusteredTable(ClientTable):
             )
         clusters = _clusters_of(clusters, self.rows.num_clients)
         first = self.num_clients
-        self.cluster_of = torch.cat([self.cluster_of, clusters.cpu()])
-        self.num_clients = len(self.cluster_of)
-        self._share_rows()
+        self._become(torch.cat([self.cluster_of, clusters.cpu()]))
         return range(first, self.num_clients)
 
     def drop_clients(self, count: int) -> None:
@@ -139,9 +140,28 @@ class ClusteredTable(ClientTable):
                 f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
                 f"in a table without client weights."
             )
-        self.cluster_of = self.cluster_of[:-count].clone()
-        self.num_clients = len(self.cluster_of)
+        self._become(self.cluster_of[:-count].clone())
+
+    def _become(self, cluster_of: Tensor) -> None:
+        """More or fewer clients at the end; newcomers count once until they are weighed."""
+        if self._weighed is not None and self._total is not None:
+            kept = self._weighed[: len(cluster_of)]
+            ones = torch.ones(len(cluster_of) - len(kept), dtype=torch.float64)
+            self._weighed = torch.cat([kept, ones])
+            self._total += len(cluster_of) - self.num_clients
+        self.cluster_of, self.num_clients = cluster_of, len(cluster_of)
         self._share_rows()
+
+    def weigh(self, shares: Tensor, total: float) -> None:
+        """The next use costs O(K·d) if a cluster counts otherwise now; see `ClientTable.weigh`."""
+        check_shares(shares, total, self.num_clients)
+        self._weighed, self._total = shares.clone(), total
+        self._share_rows()
+
+    def forget(self, clients: Tensor) -> None:
+        """Lets go of the rows of these clients' clusters; see `ClientTable.forget`."""
+        check_clients(clients, self.num_clients)
+        self.rows.forget(torch.unique(self._clusters(clients)))
 
     def resize(self, num_clients: int) -> None:
         """Lets clients into cluster 0, or the last ones go; see `ClientTable.resize`."""
@@ -207,16 +227,24 @@ class ClusteredTable(ClientTable):
         self._share_rows()
 
     def _share_rows(self) -> None:
-        self.rows.share(_sum_by_cluster(self._weights(), self.cluster_of, self.rows.num_clients))
+        shares = _sum_by_cluster(self._weights(), self.cluster_of, self.rows.num_clients)
+        self.rows.share(shares, self._total)
 
     def _weights(self) -> Tensor:
+        return self._fixed_weights() if self._weighed is None else self._weighed
+
+    def _fixed_weights(self) -> Tensor:
         if self._client_weights is None:
             return torch.ones(self.num_clients, dtype=torch.float64)
         return self._client_weights.double().cpu()
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """The clusters, if they change with time."""
-        return {} if self._clustering is None else {"cluster_of": self.cluster_of}
+        """The clusters, if they change with time, and what clients count for, if that does."""
+        changing = {} if self._clustering is None else {"cluster_of": self.cluster_of}
+        if self._weighed is not None:
+            changing["weighed"] = self._weighed
+            changing["total"] = torch.tensor([self._total], dtype=torch.float64)
+        return changing
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the clusters back; the rows are those of these clusters already.
@@ -224,9 +252,10 @@ class ClusteredTable(ClientTable):
         Args:
             tensors: What `state_dict` gave.
         """
-        if "cluster_of" in tensors:
-            self.cluster_of = tensors["cluster_of"]
-            self._share_rows()
+        if "weighed" in tensors:
+            self._weighed, self._total = tensors["weighed"], float(tensors["total"])
+        self.cluster_of = tensors.get("cluster_of", self.cluster_of)
+        self._share_rows()
 
     @property
     def num_bytes(self) -> int:
@@ -240,8 +269,10 @@ class ClusteredTable(ClientTable):
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""
         digest = hashlib.sha256(self.cluster_of.numpy().tobytes()).hexdigest()[:16]
+        fixed = _sum_by_cluster(self._fixed_weights(), self.cluster_of, self.rows.num_clients)
         told = {
             **self.rows.describe(),
+            "row_weights": digest_of(fixed),  # what they are weighed by is saved beside the rows
             "num_clients": self.num_clients,
             "num_clusters": self.rows.num_clients,
             "cluster_of": self._clustering or digest,

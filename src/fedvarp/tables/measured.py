@@ -15,13 +15,13 @@ from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
 from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
+from fedvarp.tables.derived import DerivedTable
 from fedvarp.tables.largest_entries import LargestEntries
-from fedvarp.tables.row_table import RowTable
 
 _OF_NO_USE: Final = 1e-12  # of the largest: a direction with less in it than rounding
 
 
-class MeasuredTable(ClientTable):
+class MeasuredTable(DerivedTable):
     """The best guess of what each client would send, from what several tables say of it.
 
     Its row of client i is ``Σ_k b_k·y_i⁽ᵏ⁾``, a mixture of the client's rows in other tables: its
@@ -37,6 +37,9 @@ class MeasuredTable(ClientTable):
 
     Who was never seen has a row of zeros in the tables, and counts as such in the fit: it is what v
     subtracts for them.
+
+    Attributes:
+        b: (P, K) float64, how far each table is believed, for each part of a row.
 
     Args:
         tables: The tables to mix, of the same clients and dim; the first is believed until there is
@@ -68,7 +71,7 @@ class MeasuredTable(ClientTable):
                 f"MeasuredTable: its tables must be of the same clients, dim and dtype, and one at "
                 f"least; got {sorted(map(str, kinds))}."
             )
-        self.regressors = tuple(tables)
+        self.below = tuple(tables)
         self.num_clients, self.dim, self.dtype = next(iter(kinds))
         self.parts = tuple(parts or [slice(0, self.dim)])
         ends = [0, *(part.stop for part in self.parts)]
@@ -78,36 +81,40 @@ class MeasuredTable(ClientTable):
                 f"a row."
             )
         self.memory = memory
-        K = len(self.regressors)
-        # (P, K+1, K+1) float64: for each part, Σ of products of the centred rows and, last, Δ_i − v
-        self._products = torch.zeros(len(self.parts), K + 1, K + 1, dtype=torch.float64)
+        K = len(self.below)
+        self._measure(torch.zeros(len(self.parts), K + 1, K + 1, dtype=torch.float64))
         self._v: Tensor | None = None  # (d,), of the round before
 
-    @property
-    def b(self) -> Tensor:
-        """(P, K) float64, how far each table is believed, for each part of a row."""
-        return torch.stack([_trust(products) for products in self._products])
+    def _measure(self, products: Tensor) -> None:
+        """Fits b to the sums of the least squares.
+
+        Args:
+            products: (P, K+1, K+1) float64: for each part, Σ of products of the centred rows and,
+                last, of Δ_i − v.
+        """
+        self._products = products
+        self.b = torch.stack([trust(part) for part in products])  # (P, K) float64
 
     def metrics(self) -> Mapping[str, float]:
         """How far each table is believed, measured over the whole row."""
-        whole = _trust(self._products.sum(0)).tolist()
-        names = [table.tables()[0].name for table in self.regressors]
-        return {f"trust_in_{name}": b_k for name, b_k in zip(names, whole, strict=True)}
+        whole = self.b[0] if len(self.b) == 1 else trust(self._products.sum(0))
+        names = [table.tables()[0].name for table in self.below]
+        return {f"trust_in_{n}": b_k for n, b_k in zip(names, whole.tolist(), strict=True)}
 
     def get(self, clients: Tensor) -> Tensor:
         """Σ_k b_k·y_i⁽ᵏ⁾ of these clients, (M, d); see `ClientTable.get`."""
         check_clients(clients, self.num_clients)
-        return self._mixture(table.get(clients) for table in self.regressors)
+        return self._mixture(table.get(clients) for table in self.below)
 
     def put(self, clients: Tensor, rows: Tensor, largest: LargestEntries | None = None) -> None:
         """Overwrites the rows of these clients in all tables; see `ClientTable.put`."""
         largest = check_rows(self, clients, rows, largest)
-        for table in self.regressors:
+        for table in self.below:
             table.put(clients, rows, largest)
 
     def mean(self) -> Tensor:
         """Σ_k b_k·ȳ⁽ᵏ⁾, (d,)."""
-        return self._mixture(table.mean() for table in self.regressors)
+        return self._mixture(table.mean() for table in self.below)
 
     def exchange(
         self,
@@ -126,13 +133,13 @@ class MeasuredTable(ClientTable):
         products = self._products_at(clients, rows, a)
         sums = [
             table.exchange(clients, rows, a, beta * b_k, largest)
-            for table, b_k in zip(self.regressors, self._by_number(), strict=True)
+            for table, b_k in zip(self.below, self._by_number(), strict=True)
         ]
         v = sums[0]
         for more in sums[1:]:
             v.add_(more).sub_(a.to(rows) @ rows)
         if products is not None:
-            self._products = self.memory * self._products + products
+            self._measure(self.memory * self._products + products)
         self._v = v.clone()
         return v
 
@@ -140,7 +147,7 @@ class MeasuredTable(ClientTable):
         """What one cohort adds to the sums of the least squares; None in the first round."""
         if self._v is None or len(clients) == 0:
             return None
-        guesses = [(table.get(clients), table.mean()) for table in self.regressors]
+        guesses = [(table.get(clients), table.mean()) for table in self.below]
         weight = a.to(rows.device, torch.float64).clamp(min=0).sqrt()[:, None]
         found = torch.zeros_like(self._products)
         for p, part in enumerate(self.parts):
@@ -167,63 +174,27 @@ class MeasuredTable(ClientTable):
     def _device(self) -> torch.device:
         return self.tables()[0].device
 
-    def resize(self, num_clients: int) -> None:
-        """Resizes all tables; see `ClientTable.resize`."""
-        for table in self.regressors:
-            table.resize(num_clients)
-        self.num_clients = num_clients
-
-    def made_of(self) -> tuple[ClientTable, ...]:
-        """The tables that are mixed, or what they are made of."""
-        return tuple(below for table in self.regressors for below in table.made_of())
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tables and of what is remembered to measure b."""
-        beside = sum(tensor.nbytes for tensor in self._own_state().values())
-        return beside + sum(table.num_bytes for table in self.regressors)
-
-    def tables(self) -> tuple[RowTable, ...]:
-        """The tables that hold the rows."""
-        return tuple(rows for table in self.regressors for rows in table.tables())
-
     def _own_state(self) -> dict[str, Tensor]:
         return {} if self._v is None else {"products": self._products, "v": self._v}
 
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """The sums of the least squares, v of the last round, and what the tables keep."""
-        below = {
-            f"{k}/{name}": tensor
-            for k, table in enumerate(self.regressors)
-            for name, tensor in table.state_dict().items()
-        }
-        return self._own_state() | below
-
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave.
-
-        Args:
-            tensors: By name.
-        """
+        """Takes back the sums of the least squares, v, and what the tables keep."""
         if "v" in tensors:
-            self._products, self._v = tensors["products"], tensors["v"].to(self._device)
-        for k, table in enumerate(self.regressors):
-            own = f"{k}/"
-            table.load_state_dict(
-                {n.removeprefix(own): t for n, t in tensors.items() if n.startswith(own)}
-            )
+            self._measure(tensors["products"])
+            self._v = tensors["v"].to(self._device)
+        super().load_state_dict(tensors)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""
         return {
             "num_clients": self.num_clients,
-            "measured_rows": [dict(table.describe()) for table in self.regressors],
+            "measured_rows": [dict(table.describe()) for table in self.below],
             "parts": [part.stop for part in self.parts],
             "memory": self.memory,
         }
 
 
-def _trust(products: Tensor) -> Tensor:
+def trust(products: Tensor) -> Tensor:
     """The b ≥ 0 with Σ b ≤ 1 that fits best; the first table's rows where nothing was measured.
 
     The best b lies inside some face of the simplex: on each the least squares have one solution,

@@ -13,13 +13,13 @@ from torch import Tensor
 from fedvarp.settings.problems import SettingsError
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
+from fedvarp.tables.derived import DerivedTable
 from fedvarp.tables.largest_entries import LargestEntries
-from fedvarp.tables.row_table import RowTable
 
 LAST_LAYER: Final = "last_layer"
 
 
-class PartialTable(ClientTable):
+class PartialTable(DerivedTable):
     """y_i holds some of the d numbers, and is zero elsewhere, where v is FedAvg's.
 
     E[v] is that of full participation for any fixed choice of the numbers.
@@ -38,6 +38,7 @@ class PartialTable(ClientTable):
 
     def __init__(self, rows: ClientTable, kept: Tensor, dim: int) -> None:
         self.rows = rows
+        self.below = (rows,)
         self.kept = kept
         self.num_clients = rows.num_clients
         self.dim = dim
@@ -81,36 +82,6 @@ class PartialTable(ClientTable):
         wide = torch.zeros(*rows.shape[:-1], self.dim, dtype=rows.dtype, device=rows.device)
         wide[..., self.kept.to(rows.device)] = rows
         return wide
-
-    def resize(self, num_clients: int) -> None:
-        """Resizes the table of what is kept; see `ClientTable.resize`."""
-        self.rows.resize(num_clients)
-        self.num_clients = num_clients
-
-    def made_of(self) -> tuple[ClientTable, ...]:
-        """What the table of what is kept is made of."""
-        return self.rows.made_of()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of what is kept and of its running sum."""
-        return self.rows.num_bytes
-
-    def tables(self) -> tuple[RowTable, ...]:
-        """The tables that hold what is kept."""
-        return self.rows.tables()
-
-    def state_dict(self) -> Mapping[str, Tensor]:
-        """What the table of what is kept has beside its rows."""
-        return self.rows.state_dict()
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `state_dict` gave.
-
-        Args:
-            tensors: By name.
-        """
-        self.rows.load_state_dict(tensors)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved table to be read back into this one."""

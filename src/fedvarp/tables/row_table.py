@@ -12,7 +12,7 @@ from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.bounded import OldestFirst
-from fedvarp.tables.checks import Beta, check_clients, check_rows, check_weights
+from fedvarp.tables.checks import Beta, check_clients, check_rows, check_shares, check_weights
 from fedvarp.tables.codecs import codec_named
 from fedvarp.tables.exchange import Direction, exchange_rows
 from fedvarp.tables.largest_entries import LargestEntries
@@ -178,6 +178,17 @@ class RowTable(ClientTable):
             self._sum_afresh()
         self._after_overwrite()
 
+    def forget(self, clients: Tensor) -> None:
+        """Lets go of rows as if they had never been written; see `ClientTable.forget`."""
+        check_clients(clients, self.num_clients)
+        self._before_overwrite()
+        self._bring_sum_up_to_date()
+        written = [row for row in sorted(set(clients.tolist())) if self._find(row) is not None]
+        if self._order is not None:
+            self._order.forget(written)
+        self._drop(written)
+        self._after_overwrite()
+
     def _drop(self, rows: list[int]) -> None:
         """Rows of zeros for the sum, and then no rows at all."""
         if not rows:
@@ -210,16 +221,38 @@ class RowTable(ClientTable):
 
     # How many clients there are, and how many a row stands for
 
-    def share(self, shares: Tensor) -> None:
+    def share(self, shares: Tensor, total: float | None = None) -> None:
         """Says what each row counts for in `mean`: cluster sizes, or unequal client weights.
 
         Args:
             shares: (N,), none below zero.
+            total: What all rows together count for; None: the sum of the shares, above zero.
 
         Raises:
             ValueError: Their number is another, or one is negative or not finite, or all are zero.
         """
-        self._sum.share(weights("row weights", shares, self.num_clients, "row"))
+        if total is None:
+            shares = weights("row weights", shares, self.num_clients, "row")
+        self._sum.share(shares, total)
+
+    def weigh(self, shares: Tensor, total: float) -> None:
+        """O(d) for each row that counted otherwise before; see `ClientTable.weigh`."""
+        check_shares(shares, total, self.num_clients)
+        self._before_overwrite()
+        self._bring_sum_up_to_date()
+        before = self._sum.shares_of(torch.arange(self.num_clients)).cpu()
+        changed, largest = [], []
+        for row in (before != shares).nonzero().flatten().tolist():
+            encoded = self._find(row)
+            if encoded is not None:
+                entries = self.codec.decode(encoded, 0, self.dim).double()
+                self._sum.total.add_(entries, alpha=float(shares[row] - before[row]))
+                changed.append(row)
+                largest.append(float(shares[row]) * float(entries.abs().max()))
+        self._sum.weigh(shares, total)
+        if changed and self._sum.has_lost_digits(changed, largest, lambda: self.num_rows):
+            self._sum_afresh()
+        self._after_overwrite()
 
     def add_clients(self, count: int) -> range:
         """Lets more clients in, O(1); their rows are zero.
@@ -233,15 +266,16 @@ class RowTable(ClientTable):
         Raises:
             ValueError: The table has row weights, or `count` is below one.
         """
-        if not self._sum.equal_shares:
+        if self._sum.fixed_shares:
             raise ValueError(
                 "This table has row weights, and a new client needs one too. Make a new table with "
                 "the weights of all clients and put the rows of this one into it."
             )
         if count < 1:
             raise ValueError(f"add_clients({count}): let at least one client in.")
-        self._sum.total_share += count
-        return self.add_rows(count)
+        added = self.add_rows(count)
+        self._sum.resize(self.num_clients, count)
+        return added
 
     def drop_clients(self, count: int) -> None:
         """Lets the last clients go, who have never written a row, O(count).
@@ -254,14 +288,14 @@ class RowTable(ClientTable):
                 to go has written a row.
         """
         left = self.num_clients - count
-        if not self._sum.equal_shares or not 0 < left < self.num_clients:
+        if self._sum.fixed_shares or not 0 < left < self.num_clients:
             raise ValueError(
                 f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
                 f"in a table without row weights."
             )
         if any(self._find(row) is not None for row in range(left, self.num_clients)):
             raise ValueError(f"drop_clients({count}): one of them has written a row.")
-        self._sum.total_share -= count
+        self._sum.resize(left, -count)
         self.num_clients = left
 
     def resize(self, num_clients: int) -> None:
@@ -315,6 +349,7 @@ class RowTable(ClientTable):
         about = {**self._layout(), **self._sum.about()}
         batch["tables", f"{self.name}/about"] = as_json(about)
         batch["tables", f"{self.name}/sum"] = self._sum.total
+        batch["tables", f"{self.name}/shares"] = self._sum.weighed
         rows = list(self._changed if self._is_known_to(store) else self.rows_written())
         for row in rows:
             batch[f"rows/{self.name}", str(row)] = self._find(row)  # None: it was dropped
@@ -348,8 +383,12 @@ class RowTable(ClientTable):
         about = from_json(store.read("tables", f"{self.name}/about"))
         refuse_differences(about, self._layout(), f"The table in {store.path}")
         total = store.read_tensor("tables", f"{self.name}/sum", torch.float64, (self.dim,))
+        shares = None
+        if "total_share" in about:
+            size = (self.num_clients,)
+            shares = store.read_tensor("tables", f"{self.name}/shares", torch.float64, size)
         self._adopt_rows(store)
         if self._order is not None:
             self._order.load(self.name, store)
-        self._sum.load(total, about)
+        self._sum.load(total, about, shares)
         self.saved(store)

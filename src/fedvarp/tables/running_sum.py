@@ -29,7 +29,9 @@ class RunningSum:
     Attributes:
         total: (d,) float64, the sum.
         total_share: Σ share over all rows.
-        digest: Says what the shares are; "equal" if every row counts once.
+        digest: Says what the shares are; "equal" if every row counts once, or as it is weighed.
+        weighed: What each row counts for, (num_rows,) float64, where that changes as time goes;
+            None: it does not.
     """
 
     def __init__(self, num_rows: int, dim: int, device: torch.device) -> None:
@@ -37,29 +39,54 @@ class RunningSum:
         self.total_share = float(num_rows)
         self.digest = _EQUAL_SHARES
         self._shares: Tensor | None = None  # (num_rows,) float64; None: 1 each
+        self.weighed: Tensor | None = None
         self._made_with = _EQUAL_SHARES  # digest of the shares that the sum was made with
         self._largest = 0.0  # largest value the sum has digested since it was last made afresh
         self._largest_in: int | None = None  # the row that holds it; None once overwritten
 
     @property
-    def equal_shares(self) -> bool:
-        """Whether every row counts once."""
-        return self._shares is None
+    def fixed_shares(self) -> bool:
+        """Whether rows count differently, once for all."""
+        return self.digest != _EQUAL_SHARES
 
     @property
     def out_of_date(self) -> bool:
         """Whether the shares have changed since the sum was made."""
         return self._made_with != self.digest
 
-    def share(self, shares: Tensor) -> None:
+    def share(self, shares: Tensor, total: float | None = None) -> None:
         """Says what each row counts for; the sum is out of date then.
 
         Args:
-            shares: (num_rows,), finite, none below zero and not all zero.
+            shares: (num_rows,), finite, none below zero.
+            total: What all rows together count for; None: the sum of the shares.
         """
         self._shares = shares.detach().double().cpu().clone()
-        self.digest = hashlib.sha256(self._shares.numpy().tobytes()).hexdigest()[:16]
-        self.total_share = float(self._shares.sum())
+        self.digest = digest_of(self._shares)
+        self.total_share = float(self._shares.sum()) if total is None else total
+
+    def weigh(self, shares: Tensor, total: float) -> None:
+        """Says what each row counts for, in a sum that has been changed accordingly.
+
+        Args:
+            shares: (num_rows,) float64.
+            total: What all rows together count for.
+        """
+        self._shares = self.weighed = shares.clone()
+        self.total_share = total
+
+    def resize(self, num_rows: int, more: int) -> None:
+        """Lets rows in that count once, or rows go that are zero and did.
+
+        Args:
+            num_rows: Their number from now on.
+            more: How many of them are new; below zero: how many have gone.
+        """
+        self.total_share += more
+        if self.weighed is not None:
+            kept = self.weighed[:num_rows]
+            ones = torch.ones(num_rows - len(kept), dtype=torch.float64)
+            self._shares = self.weighed = torch.cat([kept, ones])
 
     def shares_of(self, rows: Tensor) -> Tensor:
         """What these rows count for.
@@ -100,7 +127,7 @@ class RunningSum:
         present = max(largest)
         if self._largest_in is not None or self._largest <= _OUTLIER * present:
             return False
-        remaining = max(present, float(self.total.abs().max()) / num_written())
+        remaining = max(present, float(self.total.abs().max()) / max(1, num_written()))
         return self._largest > _OUTLIER * remaining
 
     def make_afresh(self, rows: Iterable[tuple[int, Tensor]]) -> None:
@@ -126,19 +153,35 @@ class RunningSum:
 
     def about(self) -> Mapping[str, object]:
         """What a checkpoint keeps beside `total`."""
-        return {
+        told: dict[str, object] = {
             "row_weights": self.digest,
             "largest": self._largest,
             "largest_in": self._largest_in,
         }
+        return told if self.weighed is None else {**told, "total_share": self.total_share}
 
-    def load(self, total: Tensor, about: Mapping[str, Any]) -> None:
+    def load(self, total: Tensor, about: Mapping[str, Any], weighed: Tensor | None) -> None:
         """Takes back what was saved.
 
         Args:
             total: (d,) float64.
             about: What `about` gave.
+            weighed: What `weighed` was.
         """
         self.total = total.to(self.total.device)
+        if weighed is not None:
+            self.weigh(weighed, about["total_share"])
         self._made_with = about["row_weights"]
         self._largest, self._largest_in = about["largest"], about["largest_in"]
+
+
+def digest_of(shares: Tensor) -> str:
+    """A short hash that tells shares apart.
+
+    Args:
+        shares: (num_rows,) float64.
+
+    Returns:
+        Hexadecimal digits.
+    """
+    return hashlib.sha256(shares.numpy().tobytes()).hexdigest()[:16]

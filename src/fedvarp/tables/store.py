@@ -162,6 +162,23 @@ class Store:
             except lmdb.Error as reason:
                 raise self._cannot_write(reason) from reason
 
+    def compact(self) -> None:
+        """Writes the file anew without what was deleted, which stays in free pages until then.
+
+        Raises:
+            StoreError: It could not be written; the old file is intact.
+        """
+        file, draft = self.path / _DATA, self.path / "new.mdb"
+        try:
+            draft.unlink(missing_ok=True)
+            self._environment.copy(str(draft), compact=True)
+        except (lmdb.Error, OSError) as reason:
+            raise WriteError(f"Writing {draft} failed: {reason}. Is the disk full?") from reason
+        self._environment.close()
+        self._databases.clear()
+        draft.replace(file)
+        self._environment = _open_environment(file, self._fsync)
+
     def read(self, database: str, key: str) -> Tensor | None:
         """Reads one value.
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clients.running_spread import RunningSpread
-from fedvarp.theory.intervals import Estimate, effective_draws, unseen_error
+from fedvarp.theory.intervals import VARIATION, Estimate, effective_draws, unseen_error
 
 
 def heterogeneity(spread_within: Tensor, sampled: Tensor, sizes: Tensor) -> float:
@@ -181,7 +181,12 @@ def error_of_squared_norm(vectors: Tensor, N: int) -> float:
 
 
 def mean_estimate(
-    values: Tensor, N: int, *, noisy: bool = False, squares: bool = False
+    values: Tensor,
+    N: int,
+    *,
+    noisy: bool = False,
+    squares: bool = False,
+    variation: float = VARIATION,
 ) -> Estimate:
     """Estimates the mean over clients of a number known for n of them.
 
@@ -191,6 +196,7 @@ def mean_estimate(
         noisy: Whether the numbers themselves were estimated from random draws. The error then
             stays above zero for n = N. It is overstated there by what clients truly differ.
         squares: Whether the numbers are squares, or means of them.
+        variation: What squares of all clients vary by, over their mean (`unseen_error`).
 
     Returns:
         The mean, its standard error and its interval.
@@ -200,7 +206,7 @@ def mean_estimate(
     spread = float(values.double().var()) if n > 1 else 0.0
     mean, error = float(values.double().mean()), math.sqrt(remaining * spread / n)
     if squares:
-        unseen = (0.0, unseen_error(mean, n, N))
+        unseen = (0.0, unseen_error(mean, n, N, variation))
         return Estimate.of_squares(mean, error, effective_draws(values.double()), unseen)
     return Estimate.of_mean(mean, error, n)
 

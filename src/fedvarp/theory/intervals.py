@@ -13,7 +13,8 @@ Unseen = tuple[float, float]
 """Standard errors below and above that no draw shows."""
 
 _LOGARITHM_UP_TO: Final = 2.0  # times the value that t standard errors are
-_UNSEEN: Final = 1.3  # the standard deviation of squares over their mean, for what was not drawn
+VARIATION: Final = 1.3
+"""What the squares of clients vary by, over their mean, where nothing else is known of them."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ def _reaches(standard_error: float, draws: float, unseen: Unseen) -> tuple[float
     return math.hypot(reach, normal * below), math.hypot(reach, normal * above)
 
 
-def unseen_error(value: float, n: int, N: int) -> float:
+def unseen_error(value: float, n: int, N: int, variation: float = VARIATION) -> float:
     """Says by how much a mean of squares over clients may err beyond what those drawn show.
 
     The few clients that make up much of a mean are missing in many samples, and nothing in such a
     sample tells of them. So the squares are taken to vary by 1.3 times their mean, as they do where
-    two clients of forty make up a third, whatever those drawn show. This error only ever adds.
+    two clients of forty make up a third, whatever those drawn show; by more, where it is known of
+    all clients that they do. This error only ever adds.
 
     >>> round(unseen_error(2.0, n=12, N=40), 3), unseen_error(2.0, n=40, N=40)
     (0.628, 0.0)
@@ -131,11 +133,12 @@ def unseen_error(value: float, n: int, N: int) -> float:
         value: The mean over those drawn.
         n: How many were drawn.
         N: Clients in all.
+        variation: The standard deviation of the squares of all clients over their mean.
 
     Returns:
         A standard error, 0 with all clients.
     """
-    return _UNSEEN * max(value, 0.0) * math.sqrt((1 - n / N) / n)
+    return variation * max(value, 0.0) * math.sqrt((1 - n / N) / n)
 
 
 def t_quantile(degrees: float) -> float:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.clusters.k_means import k_means
 from fedvarp.theory.estimators import heterogeneity_of
-from fedvarp.theory.intervals import Estimate
+from fedvarp.theory.intervals import VARIATION, Estimate
 from fedvarp.theory.problem import Problem
 from fedvarp.theory.smoothness import Smoothness
+
+_LOPSIDED: Final = 1 / 3  # of a sample; clients with lengths like U² count as 0.36 of their number
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +25,9 @@ class Measurements:
     Attributes:
         num_clients: N.
         clients: (n,) int64, those measured, ascending.
+        draws: As how many of equal weight they count in σ_g² (`effective_draws`).
+        variation: What squares are taken to vary by among all clients (`unseen_error`): more than
+            is supposed of any where numbers of steps are known to.
         dim: d.
         num_steps: τ, the mean over clients of their local steps in a round.
         equal_steps: Whether all take equally many.
@@ -43,6 +48,8 @@ class Measurements:
 
     num_clients: int
     clients: Tensor
+    draws: float
+    variation: float
     dim: int
     num_steps: float
     equal_steps: bool
@@ -62,6 +69,15 @@ class Measurements:
     def of_all_clients(self) -> bool:
         """Whether no client was left out."""
         return len(self.clients) == self.num_clients
+
+    @property
+    def is_lopsided(self) -> bool:
+        """Whether a few clients make up most of σ_g², of which a sample may have none.
+
+        So it is if a few of those measured do, or if numbers of steps are known to differ so much.
+        """
+        a_few = self.draws < _LOPSIDED * len(self.clients) or self.variation > VARIATION
+        return a_few and not self.of_all_clients
 
     @property
     def cluster_sizes(self) -> list[int] | None:
@@ -118,6 +134,7 @@ class Measurements:
         return {
             "num_clients": self.num_clients,
             "measured_clients": len(self.clients),
+            "effective_clients": self.draws,
             "dim": self.dim,
             "num_steps": self.num_steps,
             "equal_steps": self.equal_steps,

@@ -15,11 +15,12 @@ import torch
 from pydantic import InstanceOf, SkipValidation
 from torch import Tensor, nn
 
+from fedvarp.clients.draws import random_subset
 from fedvarp.clients.gradients import ClientGradients, Track, untracked
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.running_spread import RunningSpread
-from fedvarp.clients.sampling import random_subset
+from fedvarp.clients.trial import refuse_untrainable
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.randomness import stream
@@ -94,6 +95,7 @@ def measure(
         cluster_of = whole_numbers("cluster_of", cluster_of, N)
     _check(N, sample, cluster_of)
     flat = FlatModel(model)
+    refuse_untrainable(model, loss, dataset, local_sgd, seed)
     w = flat.vector() if w is None else w
     gradients = ClientGradients(dataset, flat, loss, local_sgd, w, buffers or {}, seed)
     clients = torch.arange(N)
@@ -120,7 +122,8 @@ def measure(
 
     def estimated(sigma2: float, clusters: Tensor) -> Estimate:
         error = error_of_heterogeneity(sketched, clusters[clients], torch.bincount(clusters))
-        return Estimate.of_squares(sigma2, error, draws, (0.0, unseen_error(sigma2, n, N)))
+        unseen = (0.0, unseen_error(sigma2, n, N, weights.variation))
+        return Estimate.of_squares(sigma2, error, draws, unseen)
 
     one = torch.tensor([spread], dtype=torch.float64), torch.tensor([n]), torch.tensor([N])
     sigma_g2 = estimated(heterogeneity(*one), one_cluster)
@@ -131,6 +134,8 @@ def measure(
     return Measurements(
         num_clients=N,
         clients=clients,
+        draws=draws,
+        variation=weights.variation,
         dim=flat.dim,
         num_steps=float(weights.num_steps.double().mean()),
         equal_steps=int(weights.num_steps.min()) == int(weights.num_steps.max()),
@@ -141,7 +146,7 @@ def measure(
             error_of_squared_norm(sketched, N),
             draws,
         ),
-        sigma2=mean_estimate(seen.noises, N, noisy=True, squares=True),
+        sigma2=mean_estimate(seen.noises, N, noisy=True, squares=True, variation=weights.variation),
         sigma_g2=sigma_g2,
         sigma_g2_max=farthest,
         sigma_K2=None if cluster_of is None else sigma_K2,

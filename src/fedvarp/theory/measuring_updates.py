@@ -19,11 +19,14 @@ from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.theory.estimators import SpreadWithinClusters, heterogeneity, squared_norm
 from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.pooled_walk import number_of_walks, pooled_walks
+from fedvarp.theory.row_trust import RowTrust, TrustFit
 from fedvarp.theory.step_errors import CAUSES, RowSpread, StepErrors, UpdateSpread
 from fedvarp.theory.step_weights import StepWeights
 from fedvarp.theory.update_sketches import Uncertainty, UpdateSketches
 
 Errors = Callable[[UpdateSpread], StepErrors]
+RowOf = Callable[[int], Tensor]
+"""y_i, (d,), by the number of the client."""
 _TWICE: Final = (1, 2)  # keys of two trainings with other batches
 
 
@@ -51,6 +54,7 @@ class MeasuredUpdates:
         diverged: Clients left out because their training diverged.
         by_parameter: What rows leave of the spread of each parameter of the model; empty without
             rows. A row ages faster in some layers than in others.
+        trust: How far rows are to be trusted; None without any.
     """
 
     spread: UpdateSpread
@@ -58,6 +62,7 @@ class MeasuredUpdates:
     num_walks: int
     diverged: int
     by_parameter: Mapping[str, ParameterSpread]
+    trust: RowTrust | None = None
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
@@ -98,7 +103,8 @@ def measure_updates(
     cluster_of: Tensor | None = None,
     *,
     found_clusters: Mapping[int, Tensor] | None = None,
-    row_of: Callable[[int], Tensor] | None = None,
+    row_of: RowOf | None = None,
+    guesses: Mapping[str, RowOf] | None = None,
     batch_factor: int = 1,
     num_walks: int | None = None,
     track: Track = untracked,
@@ -115,6 +121,8 @@ def measure_updates(
         cluster_of: (N,) int64; None: no clusters.
         found_clusters: {K: (N,) int64}, clusters to be judged as well, found without these updates.
         row_of: y_i, (d,) in the unit of updates, by the number of the client; None: no table.
+        guesses: What else is to be held against the updates, by what rows these are: see
+            `RowTrust`.
         batch_factor: What batch sizes are multiplied by, for as many steps as before.
         num_walks: On the pooled data; None: as many as cost no more than the clients.
         track: Goes through the clients, perhaps with a progress bar.
@@ -129,12 +137,15 @@ def measure_updates(
     gradients = dataclasses.replace(gradients, local_sgd=at_this_rate)
     weights = StepWeights.of_clients(gradients.dataset, at_this_rate, clients)
     seen = _Seen(gradients, cluster_of, with_rows=row_of is not None)
+    fit = TrustFit(gradients.model, list(guesses)) if guesses else None
     diverged: list[int] = []
     for client in track(clients[seen.within.order(clients)].tolist(), "Measuring updates"):
         one, other = (_update(gradients, client, key, batch_factor) for key in _TWICE)
         if one is None or other is None:
             diverged.append(client)
             continue
+        if fit is not None and guesses:
+            fit.add((one + other) / 2, [row(client) for row in guesses.values()])
         here = gradients.of(client)
         seen.add(
             client,
@@ -148,20 +159,21 @@ def measure_updates(
             f"Local training diverged at {len(diverged)} of {len(clients)} clients: there is no "
             f"update to measure. Lower the client rate (--set client_lr=…)."
         )
-    weights = weights.except_for(diverged)
+    variation, weights = weights.variation, weights.except_for(diverged)
     if num_walks is None:
         num_walks = number_of_walks(weights, len(seen.clients))
     for walk, at_w in pooled_walks(
         gradients, weights, num_walks, batch_factor=batch_factor, track=track
     ):
         seen.add_walk(walk, at_w)
-    sketches = seen.as_sketches(found_clusters or {})
+    sketches = seen.as_sketches(found_clusters or {}, variation)
     return MeasuredUpdates(
         spread=seen.spread(sketches.spread()),
         sketches=sketches,
         num_walks=num_walks,
         diverged=len(diverged),
         by_parameter={} if row_of is None else seen.by_parameter(),
+        trust=None if fit is None else fit.found(),
     )
 
 
@@ -237,7 +249,7 @@ class _Seen:
         """By how much the squared length of a mean of n of N exceeds that of all, on average."""
         return -squared_norm(0.0, spread.sum_of_squares, len(self.clients), self._num_clients)
 
-    def as_sketches(self, found: Mapping[int, Tensor]) -> UpdateSketches:
+    def as_sketches(self, found: Mapping[int, Tensor], variation: float) -> UpdateSketches:
         """Puts the sketches together; `found` are clusters to be judged by them."""
         return UpdateSketches(
             clients=torch.tensor(self.clients),
@@ -245,6 +257,7 @@ class _Seen:
             noises=torch.tensor(self._noise_of, dtype=torch.float64),
             cluster_of=self._cluster_of,
             found=found,
+            variation=variation,
             less_gradients=self._less_gradients,
             **{name: torch.stack(vectors) for name, vectors in self._sketches.items()},
         )

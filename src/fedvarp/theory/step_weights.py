@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.theory.intervals import VARIATION
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,18 @@ class StepWeights:
             τ_i/τ̄, or 1 where updates are divided by τ_i.
         """
         return self.local_sgd.num_gradients(num_steps) / self.walk_unit(num_steps)
+
+    @property
+    def variation(self) -> float:
+        """What squared lengths vary by over their mean, if updates are as long as their weights.
+
+        The clients that take most steps have the longest updates, drawn or not, and their sizes are
+        known beforehand. Nothing below what is supposed of clients that are all alike in this.
+        """
+        steps, which = torch.unique(self.num_steps, return_inverse=True)
+        factors = torch.tensor([self.factor(count) for count in steps.tolist()]).double()
+        squares = factors.square()[which]
+        return max(VARIATION, float(squares.std(correction=0) / squares.mean()))
 
     def walk_unit(self, num_steps: int) -> float:
         """What (w − w_i)/η_c of a walk is divided by to be compared with the objective's gradient.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.theory.estimators import heterogeneity
-from fedvarp.theory.intervals import Estimate, Unseen, effective_draws, unseen_error
+from fedvarp.theory.intervals import VARIATION, Estimate, Unseen, effective_draws, unseen_error
 from fedvarp.theory.step_errors import RowSpread, UpdateSpread
 
 Figure = Callable[[UpdateSpread], float]
@@ -57,6 +57,7 @@ class UpdateSketches:
         rows: (n, s) y_i; None: there is no table.
         cluster_of: (N,) int64; None: no clusters.
         found: {K: (N,) int64}, other clusters to be judged.
+        variation: What squared lengths of all clients vary by, over their mean (`unseen_error`).
     """
 
     clients: Tensor
@@ -71,6 +72,7 @@ class UpdateSketches:
     rows: Tensor | None = None
     cluster_of: Tensor | None = None
     found: Mapping[int, Tensor] = field(default_factory=dict)
+    variation: float = VARIATION
 
     def spread(self) -> UpdateSpread:
         """Computes what the sketches show, all without bias."""
@@ -176,7 +178,8 @@ class Uncertainty:
         updates = (sketches.one + sketches.other) / 2
         self.draws = effective_draws((updates - updates.mean(0)).square().sum(1))
         self._changes = list(_changes(sketches, self.spread))
-        unseen = unseen_error(1.0, len(sketches.clients), sketches.num_clients)
+        n, N = len(sketches.clients), sketches.num_clients
+        unseen = unseen_error(1.0, n, N, sketches.variation)
         self._grown = _grown(self.spread, unseen)
 
     def standard_error(self, figure: Figure) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import sys
@@ -119,6 +121,22 @@ def test_all_user_text_is_escaped(tmp_path: Path) -> None:
     assert data_of(file)["groups"][0]["name"] == evil.replace("&", "&amp;").replace(
         "<", "&lt;"
     ).replace(">", "&gt;")
+
+
+def test_browsers_run_only_the_scripts_of_the_page(tmp_path: Path) -> None:
+    """Whatever slips through into the page has no digest among those that may run."""
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    text = write_report([run], tmp_path / "page.html").read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    allowed = re.search(r"script-src ([^;]*);", policy[1].replace("&#39;", "'"))
+    assert allowed is not None
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 2
+    assert allowed[1].split() == [
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
+        for one in scripts
+    ]
 
 
 def test_a_report_of_nothing_is_refused_and_writes_nothing(tmp_path: Path) -> None:

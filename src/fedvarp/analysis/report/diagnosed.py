@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fedvarp.analysis.groups import Group
+from fedvarp.analysis.row_trust import trust_table
 from fedvarp.analysis.runs import Run
 from fedvarp.analysis.styles import CAUSES, look_of, with_rows
 from fedvarp.analysis.tables import Table
@@ -68,6 +69,7 @@ class ReadDiagnosis:
         run: Where the run is.
         about: When and where it was measured, in a sentence.
         charts: The errors by cause: measured, if they were, and by the theorems.
+        trust: How far rows are to be trusted; None if that was not measured.
         remedies: What would help; None if that was not measured.
         clusters: What clusters would remove and cost; None if that was not measured.
         advice: Sentences.
@@ -76,6 +78,7 @@ class ReadDiagnosis:
     run: str
     about: str
     charts: Sequence[ErrorChart]
+    trust: Table | None
     remedies: Table | None
     clusters: Table | None
     advice: Sequence[str]
@@ -127,6 +130,7 @@ def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
         about=f"Measured after round {found['round']} over {measured['measured_clients']:,} of "
         f"{measured['num_clients']:,} clients, at a client rate of {found['client_lr']:.3g}.",
         charts=charts,
+        trust=trust_table(found["trust"]) if found.get("trust") else None,
         remedies=_remedies(found["remedies"]) if found.get("remedies") else None,
         clusters=_clusters(found) if found["curve"] else None,
         advice=found["advice"],

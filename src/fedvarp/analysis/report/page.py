@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.analysis.comparison import DEFAULT_SMOOTH, Comparison, compare
 from fedvarp.analysis.comparison_tables import explanations, tables
 from fedvarp.analysis.groups import Group, common_settings, setting_differences
+from fedvarp.analysis.headline import headline
 from fedvarp.analysis.report.charts import all_charts, group_styles, x_axes
 from fedvarp.analysis.report.diagnosed import read_diagnoses
 from fedvarp.analysis.runs import Paths
@@ -43,6 +47,22 @@ _SVG_MARKERS: Final = {
     "x": "M14 3l8 8m0-8l-8 8",
     "star": "M18 1l1.8 4h4.2l-3.4 2.6l1.3 4.4l-3.9-2.7l-3.9 2.7l1.3-4.4l-3.4-2.6h4.2z",
 }
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of the page, and the digest by which browsers tell it from any other.
+
+    Attributes:
+        text: As it stands between its tags.
+    """
+
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """Its source expression for a content security policy."""
+        return f"sha256-{base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}"
 
 
 @checked
@@ -113,6 +133,7 @@ def page(comparison: Comparison, title: str) -> str:
     return render(
         "page.html",
         title=title,
+        headline=headline(comparison),
         summary=_summary(groups),
         notes=comparison.notes,
         groups=groups,
@@ -130,8 +151,7 @@ def page(comparison: Comparison, title: str) -> str:
         runs=_runs(groups),
         version=__version__,
         style=fixed_part("page.css"),
-        script=fixed_part("page.js"),
-        plotly=_plotly(),
+        scripts=[Script(_plotly()), Script(fixed_part("page.js"))],
         data={"groups": group_styles(groups), "charts": charts},
     )
 
@@ -143,7 +163,7 @@ def _plotly() -> str:
         raise ImportError(
             'The report draws with plotly, which is not installed: pip install "fedvarp[plots]"'
         ) from error
-    return str(plotly.get_plotlyjs())
+    return str(plotly.get_plotlyjs()).replace("\r", "")  # browsers hash ends of lines as "\n"
 
 
 def _summary(groups: Sequence[Group]) -> str:

@@ -38,6 +38,8 @@ def train(msg: Message, context: Context) -> Message:
     for _ in range(NUM_STEPS):
         w -= CLIENT_LR * (w - centre)
 
-    metrics = MetricRecord({"num-examples": 10, "num-steps": NUM_STEPS, "partition-id": partition})
+    metrics = MetricRecord({"num-examples": 10, "num-steps": NUM_STEPS, "client": partition})
+    if context.run_config["names"]:
+        metrics["partition-id"] = partition
     arrays = ArrayRecord({"w": Array(w)})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=msg)

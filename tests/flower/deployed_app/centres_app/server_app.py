@@ -21,14 +21,16 @@ def main(grid: Grid, context: Context) -> None:
     events = Path(str(config["events"]))
 
     def write_down(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-        accepted = sorted(int(str(c.metric_records["metrics"]["partition-id"])) for c in contents)
+        accepted = sorted(int(str(c.metric_records["metrics"]["client"])) for c in contents)
         return MetricRecord({"accepted": accepted})
 
     strategy = FedVARP(
         num_clients=3,
+        clip_updates=None,
         fraction_evaluate=0.0,
         checkpoint=str(config["checkpoint"]),
         identity=str(config["identity"]),
+        ask_names=bool(config["ask-names"]),
         late_replies=0,
         min_available_nodes=3,
         train_metrics_aggr_fn=write_down,

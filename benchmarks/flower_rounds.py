@@ -1,0 +1,47 @@
+"""Whole rounds of a small app, training included, with Flower's FedAvg and with ours."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+from benchmarks.timing import interleaved, table
+from fedvarp import flower
+
+ROUNDS = 20
+
+
+def measure(repeats: int = 5) -> str:
+    """The PyTorch app of the tests, six clients, all of them in this process."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from flower import stock_apps as apps
+    from flower.in_process import InProcessGrid
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+
+    def rounds_of(strategy: Any) -> Callable[[], object]:
+        def run() -> object:
+            grid = InProcessGrid(apps.torch_app())
+            for number in range(apps.NUM_CLIENTS):
+                grid.connect(1000 + number, {"partition-id": number})
+            return apps.plain(strategy, grid, apps.torch_model(), ROUNDS)
+
+        return run
+
+    strategies = {"Flower's FedAvg": FedAvg, "FedAvg": flower.FedAvg, "FedVARP": flower.FedVARP}
+    seconds = interleaved({n: rounds_of(s) for n, s in strategies.items()}, repeats, warm_up=1)
+    baseline = seconds["Flower's FedAvg"]
+    return table(
+        f"A whole round of a small Flower app, {apps.NUM_CLIENTS} clients in one process",
+        ["strategy", "round", "ratio to Flower's FedAvg"],
+        [[n, f"{s / ROUNDS * 1e3:.0f} ms", f"{s / baseline:.2f}"] for n, s in seconds.items()],
+    )

@@ -1,0 +1,108 @@
+"""What a comparison comes to, in two or three sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from fedvarp.analysis.comparison import BASELINE, Comparison, Row
+from fedvarp.analysis.units import in_bytes, in_percent
+
+_TOLD: Final = 0.05  # a share of bytes or rounds below which two groups are called the same
+
+
+def headline(comparison: Comparison) -> str:
+    """Says who got to the target first, by how much, at what cost, and who ends best.
+
+    Args:
+        comparison: Of at least one group.
+
+    Returns:
+        Sentences; empty where there is nothing to compare.
+    """
+    rows = _best_of_each(comparison.rows)
+    if len(rows) < 2:
+        return ""
+    sentences = [_of_the_first(comparison, rows), _of_the_end(rows), _of_costs(rows)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _best_of_each(rows: Sequence[Row]) -> list[Row]:
+    """One row for each algorithm, however many rates were tried: the one that gets there first."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        name = row.group.algorithm
+        if name not in best or _rank(row) < _rank(best[name]):
+            best[name] = row
+    return list(best.values())
+
+
+def _rank(row: Row) -> tuple[float, float]:
+    rounds = row.smoothed.mean_rounds if row.smoothed is not None else None
+    accuracy = row.late_accuracy.mean if row.late_accuracy is not None else 0.0
+    return math.inf if rounds is None else rounds, -accuracy
+
+
+def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """Who stays at the target soonest, and the others after it."""
+    there = sorted(_arrived(rows), key=lambda pair: pair[1])
+    if not there:
+        return ""
+    first, rounds = there[0]
+    together = [row for row, later in there if later == rounds]
+    others = there[len(together) :]
+    if len(together) > 1:
+        names = ", ".join(row.group.label for row in together)
+        line = f"{names} get to {comparison.target} together, in {rounds:.0f} rounds"
+    else:
+        line = f"{first.group.label} gets to {comparison.target} first, in {rounds:.0f} rounds"
+    of_fedavg = any(row.group.algorithm == BASELINE for row in together)
+    if (speed_up := first.smoothed_speed_up) is not None and not of_fedavg:
+        more = "more than " if speed_up.is_lower_bound else ""
+        line += f", {more}{speed_up.factor:.1f} times as soon as FedAvg"
+    if others:
+        after = ", ".join(f"{row.group.label} in {later:.0f}" for row, later in others)
+        line += f"; then {after}"
+    late = [row.group.label for row in rows if row not in [one for one, _ in there]]
+    if late:
+        line += f"; not in every seed: {', '.join(late)}"
+    return f"{line} (mean of {comparison.smooth} evaluations)."
+
+
+def _arrived(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    return [
+        (row, row.smoothed.mean_rounds)
+        for row in rows
+        if row.smoothed is not None and row.smoothed.mean_rounds is not None
+    ]
+
+
+def _of_the_end(rows: Sequence[Row]) -> str:
+    ends = [
+        (row, row.late_accuracy)
+        for row in rows
+        if row.late_accuracy is not None and math.isfinite(row.late_accuracy.mean)
+    ]
+    if len(ends) < 2 or len({row.rounds for row, _ in ends}) > 1:
+        return ""  # curves of unequal lengths do not end at the same place
+    best, most = max(ends, key=lambda pair: pair[1].mean)
+    worst, least = min(ends, key=lambda pair: pair[1].mean)
+    return (
+        f"At the end {best.group.label} has the most accuracy, {in_percent(most.mean, None)}, and "
+        f"{worst.group.label} the least, {in_percent(least.mean, None)}."
+    )
+
+
+def _of_costs(rows: Sequence[Row]) -> str:
+    """Who sends more than the others, and what the servers hold."""
+    if len({row.rounds for row in rows}) > 1:
+        return ""
+    least = min(row.sent for row in rows)
+    costly = [row for row in rows if row.sent > (1 + _TOLD) * least]
+    told = [f"{row.group.label} sends {row.sent / least:.2g} times the bytes" for row in costly]
+    held = [(row.server_bytes, row.group.label) for row in rows if row.server_bytes is not None]
+    if held and max(held)[0] > (1 + _TOLD) * min(held)[0]:
+        few, many = (f"{in_bytes(size)} ({whose})" for size, whose in (min(held), max(held)))
+        told.append(f"{'the' if told else 'The'} server holds from {few} to {many}")
+    return f"{'; '.join(told)}." if told else ""

@@ -1,0 +1,78 @@
+"""What a comparison comes to, in sentences, above its tables and on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedvarp.analysis import compare, formatted, write_report
+from fedvarp.analysis.headline import headline
+from some_runs import write_run
+
+
+def test_who_is_first_by_how_much_and_who_never_gets_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2, 0.3, 0.4, 0.5], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.5, 0.5, 0.5, 0.6])
+    write_run(tmp_path / "m", [0.1, 0.2, 0.5, 0.5, 0.5], algorithm="mifa")
+    write_run(tmp_path / "s", [0.1, 0.1, 0.1, 0.1, 0.1], algorithm="scaffold")
+    said = headline(compare([tmp_path], target=0.5, smooth=1))
+    assert said == (
+        "FedVARP gets to 50 % test accuracy first, in 10 rounds, 4.0 times as soon as FedAvg; then "
+        "MIFA in 20, FedAvg in 40; not in every seed: SCAFFOLD (mean of 1 evaluations). At the end "
+        "FedVARP has the most accuracy, 60.0 %, and SCAFFOLD the least, 10.0 %."
+    )
+
+
+def test_that_fedavg_never_got_there_is_a_lower_bound(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2, 0.3], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.5, 0.5])
+    assert "more than 2.0 times as soon as FedAvg" in headline(
+        compare([tmp_path], target=0.5, smooth=1)
+    )
+
+
+def test_fedavg_first_is_said_as_plainly(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.5, 0.5], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.2, 0.5])
+    said = headline(compare([tmp_path], target=0.5, smooth=1))
+    assert said.startswith("FedAvg gets to 50 % test accuracy first, in 10 rounds; then FedVARP")
+
+
+def test_ends_at_different_rounds_are_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2, 0.3, 0.4], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.5])
+    assert "At the end" not in headline(compare([tmp_path], target=0.5, smooth=1))
+
+
+def test_one_group_has_no_headline(tmp_path: Path) -> None:
+    write_run(tmp_path / "v", [0.1, 0.5])
+    assert headline(compare([tmp_path], target=0.5)) == ""
+
+
+def test_it_stands_above_the_tables(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.5, 0.5], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.2, 0.5])
+    compared = compare([tmp_path], target=0.5, smooth=1)
+    for format in ("text", "markdown"):
+        assert formatted(compared, format).startswith("FedAvg gets to 50 %")
+    assert "FedAvg gets to 50 %" in formatted(compared, "html")
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    page = write_report([tmp_path], tmp_path / "page.html", target=0.5, smooth=1).read_text()
+    assert '<p class="headline">FedAvg gets to 50 % test accuracy first' in page
+
+
+def test_of_several_rates_the_best_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2, 0.5], algorithm="fedavg", lr=0.1)
+    write_run(tmp_path / "b", [0.1, 0.5, 0.5], algorithm="fedavg", lr=0.3)
+    write_run(tmp_path / "v", [0.1, 0.2, 0.5])
+    said = headline(compare([tmp_path], target=0.5, smooth=1))
+    assert "FedAvg (lr=0.3) gets to 50 % test accuracy first, in 10 rounds; then FedVARP" in said
+    assert "lr=0.1" not in said
+
+
+def test_nobody_is_first_where_all_arrive_together(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.6])
+    said = headline(compare([tmp_path], target=0.5, smooth=1))
+    assert said.startswith("FedAvg, FedVARP get to 50 % test accuracy together, in 10 rounds (mean")
