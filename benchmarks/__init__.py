@@ -11,6 +11,7 @@ codecs               what each codec takes per row, and what it adds to the dire
 flower_strategy      a round of our Flower strategy beside Flower's own
 whole_commands       how soon a run begins, and what a sweep gets done in an hour
 reproduction         the tables and figures of docs/reproduction.md
+faults               campaigns: broken and lying replies, and what else can go wrong, counted
 theorems             where algorithms stop, against what the theorems say
 """
 
