@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := demo-output
+SITE := build/site
 ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all lint format bench bench-peers reproduction clean
+.PHONY: demo docs docs-serve test test-all lint format bench bench-peers reproduction clean
 
 # Five algorithms, two seeds, 2 of 100 clients a round, one digit a client; a figure and a page.
 demo: $(READY)
@@ -17,6 +18,15 @@ demo: $(READY)
 	$(BIN)/fedvarp plot $(DEMO)/runs --smooth 5 --log-loss --out $(DEMO)/figure.png
 	$(BIN)/fedvarp report $(DEMO)/runs --target 0.9 --out $(DEMO)/report.html
 	@echo "Look at $(DEMO)/figure.png and, in a browser, at $(DEMO)/report.html"
+
+# The site: built strict, every link followed, nothing loaded from elsewhere.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	$(BIN)/python -m website.checks $(SITE)
+	@echo "Open $(SITE)/index.html, or with search: make docs-serve"
+
+docs-serve: $(READY)
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) 8000
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" $(ON_ALL_CORES)

@@ -1,4 +1,4 @@
-"""The five algorithms on a federation small enough to see through: `make demo`.
+"""The five algorithms on a federation small enough to see through.
 
 Forty clients with quadratic losses around different centres; two of them take part in a round. The
 loss left over after a number of rounds is what partial participation costs each algorithm.
