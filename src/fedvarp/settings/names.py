@@ -57,6 +57,12 @@ class Choice(Section):
 AnyChoice = TypeVar("AnyChoice", bound=Choice)
 
 
+class _Options(Section):
+    """A section made from a signature: it has no source in which pydantic could look for words."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
 class Registry(dict[str, str | Maker]):
     """Names, and what each stands for; ``MODELS["mine"] = Net`` adds one.
 
@@ -181,7 +187,7 @@ def options_of(maker: Maker, *, but_required: bool = False) -> type[BaseModel]:
             continue
         default = ... if is_required else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    return create_model(maker.__qualname__, __base__=Section, **fields)
+    return create_model(maker.__qualname__, __base__=_Options, **fields)
 
 
 def _hints(function: Maker) -> dict[str, Any]:
