@@ -343,6 +343,12 @@ SETTINGS: dict[str, tuple[Call, str]] = {
     "Trainer threads": (lambda a: Trainer(threads=-1), "threads = -1.*at least 1"),
     "Trainer compile": (lambda a: Trainer(compile="yes"), "compile = 'yes'.*true or false"),
     "Evaluation every": (lambda a: Evaluation(every=0), "every = 0.*at least 1"),
+    "Evaluation metrics": (lambda a: Evaluation(metrics=[len]), "metrics = .*functions by name"),
+    "Evaluation metrics, none": (lambda a: Evaluation(metrics={}), "metrics.*functions by name"),
+    "Evaluation metrics, name": (lambda a: Evaluation(metrics={"loss": max}), "called 'loss'"),
+    "Evaluation metrics, number": (lambda a: Evaluation(metrics={"f": 3}), "f = 3.*no function"),
+    "Evaluation metrics, path": (lambda a: Evaluation(metrics={"f": "f1"}), "'f1'.*import path"),
+    "Evaluation per_client": (lambda a: Evaluation(per_client=True), "per_client = True"),
     "Evaluation target in per cent": (
         lambda a: Evaluation(target_accuracy=80),
         "target_accuracy = 80.*at most 1",

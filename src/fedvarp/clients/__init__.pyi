@@ -13,6 +13,9 @@ from .importance_sampling import ImportanceSampler as ImportanceSampler
 from .local_sgd import LocalSGD as LocalSGD
 from .local_training import LocalResult as LocalResult
 from .local_training import Loss as Loss
+from .metrics import OWN_METRICS as OWN_METRICS
+from .metrics import Metric as Metric
+from .metrics import MetricError as MetricError
 from .round_robin import RoundRobinSampler as RoundRobinSampler
 from .sampling import UniformSampler as UniformSampler
 from .sampling import WeightedSampler as WeightedSampler

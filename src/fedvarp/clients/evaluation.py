@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.clients.draws import random_subset
+from fedvarp.clients.fairness import PerClient, fairness
 from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
+from fedvarp.clients.metrics import Metric, MetricError, measure
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 
-Figures = dict[str, float]
-"""What an evaluation finds, by name: some of `fedvarp.runs.figures.FIGURES`."""
+Figures = dict[str, Any]
+"""What an evaluation finds, by name: some of `fedvarp.runs.figures.FIGURES`, metrics of one's own,
+and how unequally clients fare (`fedvarp.clients.fairness`)."""
+
+_SCORES: Final = 4  # of every part: examples, loss, right answers, answers; then come the metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,9 @@ class Evaluator:
             choose settings by, and left out of the test figures; None: none of it.
         seed: The run's seed.
         batch_size: Examples at a time; any size gives the same figures but for rounding.
+        metrics: Of one's own, by name; each is called with all test outputs at once.
+        per_client: Whether to tell how unequally clients fare, and of each client ("all").
+        cluster_of: (N,) int64, for figures of each cluster; None: there are no clusters.
     """
 
     dataset: FederatedDataset
@@ -54,9 +62,9 @@ class Evaluator:
     validation_share: float | None = None
     seed: int = 0
     batch_size: int = 1000
-
-    SCORES: ClassVar[int] = 4
-    """Numbers that one part is scored by: examples, loss, right answers, answers."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    per_client: PerClient | None = None
+    cluster_of: Tensor | None = None
 
     def evaluate(self, w: Tensor, buffers: Mapping[str, Tensor]) -> Figures:
         """Evaluates a model.
@@ -66,10 +74,12 @@ class Evaluator:
             buffers: Its buffers.
 
         Returns:
-            Those of `fedvarp.runs.figures.FIGURES` that the data set and the settings allow.
+            Those of `fedvarp.runs.figures.FIGURES` that the data set and the settings allow, then
+            metrics of one's own and what single clients have.
 
         Raises:
             ValueError: The model's outputs have no number for each class.
+            MetricError: A metric failed, or gave no number.
         """
         return self.figures(self.scores(w, buffers, 0, self.num_parts))
 
@@ -77,6 +87,11 @@ class Evaluator:
     def num_parts(self) -> int:
         """Into how many parts an evaluation falls: batches held out from clients, then clients."""
         return len(self._held_out) + len(self._train_clients)
+
+    @property
+    def num_scores(self) -> int:
+        """How many numbers a part is scored by."""
+        return _SCORES + len(self.metrics)
 
     def scores(
         self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
@@ -90,7 +105,7 @@ class Evaluator:
             stop: One after the last part.
 
         Returns:
-            `SCORES` numbers for each part.
+            `num_scores` numbers for each part.
         """
         self.model.bind(w)
         if buffers:
@@ -100,7 +115,7 @@ class Evaluator:
         for part in range(start, stop):
             keyed = layers_draw_from(stream(self.seed, "evaluation", part), w.device)
             with torch.no_grad(), keyed:
-                found.append(self._score(self._examples(part), w.device))
+                found.append(self._score(part, w.device))
         return found
 
     def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
@@ -120,30 +135,44 @@ class Evaluator:
             ]
             if not of_kind:
                 continue
-            examples, loss, right, answers = (
+            examples, loss, right, answers, *own = (
                 math.fsum(column) for column in zip(*of_kind, strict=True)
             )
             figures[f"{kind}_loss"] = loss / examples
             if self.dataset.num_classes is not None:
                 figures[f"{kind}_accuracy"] = right / answers
+            figures |= {f"{kind}_{n}": v for n, v in zip(self.metrics, own, strict=True)}
         if clients:
             weights = torch.ones(self.dataset.num_clients, dtype=torch.float64)
             if self.client_weights is not None:
                 weights = self.client_weights.double()
             chosen = weights[self._train_clients]
-            losses = [loss / examples for examples, loss, _, _ in clients]
+            losses = [loss / examples for examples, loss, *_ in clients]
             mean = chosen @ torch.tensor(losses, dtype=torch.float64) / chosen.sum()
             figures["train_loss"] = float(mean)
             if bool((chosen != chosen[0]).any()):
                 figures["train_loss_over_clients"] = math.fsum(losses) / len(losses)
-            if len({examples for examples, _, _, _ in clients}) > 1:
+            if len({part[0] for part in clients}) > 1:
                 total, loss = (math.fsum(part[k] for part in clients) for k in (0, 1))
                 figures["train_loss_over_examples"] = loss / total
+            if self.per_client is not None:
+                values = {"train_loss": losses}
+                if self.dataset.num_classes is not None:
+                    values["train_accuracy"] = [part[2] / part[3] for part in clients]
+                for k, name in enumerate(self.metrics, start=_SCORES):
+                    values[f"train_{name}"] = [part[k] for part in clients]
+                of_each = fairness(
+                    values, self._train_clients, self.cluster_of, chosen, self.per_client
+                )
+                figures |= {n: value for n, value in of_each.items() if n not in figures}
         return figures
 
     @cached_property
-    def _held_out(self) -> list[tuple[str, Examples]]:
-        """Batches of the validation and the test examples, each with its kind."""
+    def _held_out(self) -> list[tuple[str, list[Examples]]]:
+        """Batches of the validation and the test examples, each a part, with its kind.
+
+        With metrics, which look at all examples of a kind at once, these are one part.
+        """
         if self.dataset.test is None:
             return []
         x, y = self.dataset.test
@@ -154,13 +183,16 @@ class Evaluator:
         some = self.num_test_examples
         if some is not None and some < len(test):
             test = test[random_subset(len(test), some, stream(self.seed, "evaluated examples"))]
-        batches = []
+        parts: list[tuple[str, list[Examples]]] = []
         for kind, chosen in (("validation", is_validation.nonzero().squeeze(1)), ("test", test)):
+            batches: list[Examples] = []
             for part in torch.split(chosen, self.batch_size) if len(chosen) else ():
                 contiguous = int(part[-1] - part[0]) == len(part) - 1
                 rows = slice(int(part[0]), int(part[-1]) + 1) if contiguous else part
-                batches.append((kind, (x[rows], y[rows])))  # a slice is no copy
-        return batches
+                batches.append((x[rows], y[rows]))  # a slice is no copy
+            together = [batches] if self.metrics and batches else [[one] for one in batches]
+            parts += [(kind, part_of_kind) for part_of_kind in together]
+        return parts
 
     @cached_property
     def _train_clients(self) -> Tensor:
@@ -169,13 +201,32 @@ class Evaluator:
             return torch.arange(everyone)
         return random_subset(everyone, some, stream(self.seed, "evaluated clients"))
 
-    def _examples(self, part: int) -> Examples:
-        if part >= len(self._held_out):
-            return self.dataset.client(int(self._train_clients[part - len(self._held_out)]))
-        return self._held_out[part][1]
+    def _score(self, part: int, device: torch.device) -> list[float]:
+        """What a part contributes: its sums, then its metrics, NaN where they are not wanted."""
+        if part < len(self._held_out):
+            kind, batches = self._held_out[part]
+            whose, wanted = f"the {kind} examples", True
+        else:
+            client = int(self._train_clients[part - len(self._held_out)])
+            batches = [self.dataset.client(client)]
+            whose, wanted = f"the training examples of client {client}", bool(self.per_client)
+        seen: list[tuple[Any, Tensor]] | None = [] if wanted and self.metrics else None
+        rows = [self._sums(examples, device, seen) for examples in batches]
+        # Batch by batch and exact, so that metrics leave the other figures as they were.
+        sums = rows[0] if len(rows) == 1 else [math.fsum(c) for c in zip(*rows, strict=True)]
+        if seen is None:
+            return sums + [math.nan] * len(self.metrics)
+        outputs = _joined([output for output, _ in seen])
+        targets = torch.cat([target for _, target in seen])
+        return sums + [measure(n, m, outputs, targets, whose) for n, m in self.metrics.items()]
 
-    def _score(self, examples: Examples, device: torch.device) -> list[float]:
-        """Examples, their summed loss, and of how many answers how many are right."""
+    def _sums(
+        self, examples: Examples, device: torch.device, seen: list[tuple[Any, Tensor]] | None
+    ) -> list[float]:
+        """Examples, their summed loss, and of how many answers how many are right.
+
+        Outputs and targets are added to `seen`, unless it is None.
+        """
         total = torch.zeros(2, dtype=torch.float64, device=device)
         num_answers = 0
         for x, y in _batches(examples, self.batch_size):
@@ -185,8 +236,21 @@ class Evaluator:
             if self.dataset.num_classes is not None:
                 total[1] += _num_right(outputs, targets)
                 num_answers += targets.numel()
+            if seen is not None:
+                seen.append((outputs, targets))
         loss, right = total.tolist()
         return [len(examples[0]), loss, right, num_answers]
+
+
+def _joined(outputs: Sequence[object]) -> Tensor:
+    tensors = [output for output in outputs if isinstance(output, Tensor)]
+    if len(tensors) < len(outputs):
+        kind = type(outputs[0]).__name__
+        raise MetricError(
+            f"The model gives a {kind}, and metrics of one's own are called with one tensor of "
+            f"outputs. Let the model give a tensor, or measure in a callback's on_evaluation."
+        )
+    return torch.cat(tensors)
 
 
 def _num_right(outputs: object, targets: Tensor) -> Tensor:

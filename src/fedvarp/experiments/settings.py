@@ -17,6 +17,7 @@ from pydantic_core import InitErrorDetails
 
 from fedvarp.algorithms.names import algorithm_text, but_defaults
 from fedvarp.clients.local_sgd import LocalSGD
+from fedvarp.clients.metrics import OWN_METRICS
 from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
@@ -196,6 +197,9 @@ class Settings(Section):
         TRAINERS.load(self.trainer.name, "trainer.name")
         if self.loss is not None:
             LOSSES.load(self.loss, "loss")
+        for name, metric in (self.evaluation.metrics or {}).items():
+            if isinstance(metric, str):
+                OWN_METRICS.load(metric, f"evaluation.metrics.{name}")
         if self.local_sgd.optimizer is not None:
             _check_optimizer(self.local_sgd.optimizer)
         sampling = self.sampling.model_copy(

@@ -9,6 +9,7 @@ from fedvarp.clients.availability import Trace
 from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.local_optimizer import refuse_unusable
 from fedvarp.clients.local_training import mean_steps
+from fedvarp.clients.metrics import metric_functions
 from fedvarp.clients.trial import refuse_untrainable
 from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
@@ -68,10 +69,29 @@ def refuse_impossible(task: Task) -> None:
         )
     _refuse_short_trace(task)
     _refuse_unequal_weights(task)
+    _refuse_unmeasurable(task)
     if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
         raise ValueError(
             f"target_accuracy={evaluation.target_accuracy:g} cannot be reached: there is no "
             f"accuracy, since {lacking}."
+        )
+
+
+def _refuse_unmeasurable(task: Task) -> None:
+    """Metrics, or figures of clients, that no evaluation would have examples for."""
+    evaluation = task.evaluation
+    if evaluation.per_client is not None and evaluation.num_train_clients == 0:
+        raise ValueError(
+            f'evaluation.per_client = "{evaluation.per_client}" tells how clients fare, and '
+            f"evaluation.num_train_clients = 0 looks at none of them. Leave one of the two out."
+        )
+    tested = task.dataset.test is not None and evaluation.num_test_examples != 0
+    if metric_functions(evaluation.metrics) and not (
+        tested or evaluation.per_client or evaluation.validation_share
+    ):
+        raise ValueError(
+            "evaluation.metrics are measured on test examples, and there are none. Give the data "
+            'set some (test=…), or measure at the clients: evaluation.per_client = "summary".'
         )
 
 

@@ -12,9 +12,11 @@ from fedvarp.algorithms.cluster_fedvarp import ClusterFedVARP
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.registry import TableSettings
 from fedvarp.clients.local_sgd import OPTIMIZERS, LocalSGD
+from fedvarp.clients.metrics import metric_functions
 from fedvarp.settings.section import Section
 from fedvarp.simulation.code_content import is_of_a_library
 from fedvarp.simulation.content import content
+from fedvarp.simulation.settings import Evaluation
 from fedvarp.trainers.base import ClientTrainer
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ def _objects(task: Task) -> dict[str, Any]:
         "loss": content(task.loss, "loss"),
         "sampler": content(task.sampler, "sampler"),
         **_own_optimizer(task.local_sgd),
+        **_own_metrics(task.evaluation),
         **({"aggregator": aggregator} if aggregator else {}),
     }
 
@@ -86,6 +89,12 @@ def _own_optimizer(local_sgd: LocalSGD) -> dict[str, Any]:
     if local_sgd.optimizer is None or local_sgd.optimizer.name in OPTIMIZERS:
         return {}
     return {"optimizer": content(OPTIMIZERS.find(local_sgd.optimizer.name), "optimizer")}
+
+
+def _own_metrics(evaluation: Evaluation) -> dict[str, Any]:
+    """The code of metrics: no step depends on it, but what is recorded under their names does."""
+    functions = metric_functions(evaluation.metrics)
+    return {"metrics": content(functions, "evaluation.metrics")} if functions else {}
 
 
 def aggregator_name(made: Aggregator) -> str:

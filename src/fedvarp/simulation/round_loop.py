@@ -228,13 +228,14 @@ class _Log:
         self._keep = keep
         self._clock = time.perf_counter()
 
-    def finish(self, record: Record, figures: Mapping[str, float]) -> Record | None:
+    def finish(self, record: Record, figures: Figures) -> Record | None:
         """Completes a record and passes it on; returns it if it was evaluated."""
         record = without_nan(record | dict(figures))  # in memory as on disk
+        numbers = {name: value for name, value in figures.items() if isinstance(value, float)}
         for callback in self._callbacks:
             try:
                 if figures:
-                    _add(record, callback, callback.on_evaluation(figures, self._server))
+                    _add(record, callback, callback.on_evaluation(numbers, self._server))
                 shown = MappingProxyType(record)
                 _add(record, callback, callback.on_round_end(shown, self._server))
             except StopRun:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedvarp.clients.metrics import MetricsSetting
 from fedvarp.settings.bounds import Count, PathText
 from fedvarp.settings.section import Section
 
@@ -24,6 +25,12 @@ class Evaluation(Section):
     validation_accuracy and validation_loss, left out of the test figures; none unless given."""
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ends the run at the first evaluation that reaches it, such as 0.5."""
+    metrics: MetricsSetting = None
+    """Metrics of your own, functions of (outputs, targets) by name, in a file by import path: {auc
+    = "my_package:auc"} records test_auc."""
+    per_client: Literal["summary", "all"] | None = None
+    """Whether to record how unequally clients fare on their training data (the worst tenth, the
+    spread, each cluster): summary; or all, with every client's own figures."""
 
 
 class Recording(Section):

@@ -20,6 +20,7 @@ from fedvarp.clients.cohorts import ClientSampler, LearningSampler
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss, mean_steps
+from fedvarp.clients.metrics import metric_functions
 from fedvarp.clusters.names import ClusterPlan, clusters_by_name
 from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
@@ -109,6 +110,9 @@ class Task:
             self.evaluation.num_test_examples,
             self.evaluation.validation_share,
             self.seed,
+            metrics=metric_functions(self.evaluation.metrics),
+            per_client=self.evaluation.per_client,
+            cluster_of=self.dataset.cluster_of,
         )
         with contextlib.ExitStack() as opened:
             trainer = self._trainer(flat, evaluator, choice, opened)

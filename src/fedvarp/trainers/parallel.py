@@ -160,10 +160,9 @@ class ParallelTrainer(ClientTrainer):
         if shared is None or slots > len(shared.deltas):
             if self._pool is not None:
                 self._pool.close()
-            parts = 0 if self.evaluator is None else self.evaluator.num_parts
-            shared = self._shared = SharedRound.allocate(
-                max(slots, 1), w, buffers, parts, Evaluator.SCORES
-            )
+            judge = self.evaluator
+            parts, scores = (0, 0) if judge is None else (judge.num_parts, judge.num_scores)
+            shared = self._shared = SharedRound.allocate(max(slots, 1), w, buffers, parts, scores)
         shared.write_model(w, buffers)
         return shared
 

@@ -27,6 +27,7 @@ Work = Callable[[Task], None]
 
 _FORMAT: Final = struct.Struct("<4q")
 _DONE: Final = b"\0"
+_SAYS_IT_ALL: Final = b"\1"  # before a sentence for the user, which needs no traceback
 _MOST_TRIES: Final = 3
 
 _logger = logging.getLogger(__name__)
@@ -126,6 +127,8 @@ class WorkerPool:
                     tries[task] += 1
                     self._replace(worker, task, tries[task])
                     waiting.appendleft(task)
+                elif answer.startswith(_SAYS_IT_ALL):
+                    raise WorkerError(answer.removeprefix(_SAYS_IT_ALL).decode())
                 elif answer != _DONE:
                     raise WorkerError(
                         f"{self.describe(task)} failed in a worker process:\n{answer.decode()}"
@@ -194,6 +197,8 @@ class WorkerPool:
                 try:
                     self.work(task)
                     answer = _DONE
+                except FedvarpError as error:
+                    answer = _SAYS_IT_ALL + str(error).encode()
                 except Exception:
                     answer = traceback.format_exc().encode()
                 pipe.send_bytes(answer)
