@@ -6,7 +6,7 @@ for a number, a fraction for a count, a wrong shape or type, nothing at all, a n
 there, a class for an object, a file that is missing or stands in the place of a directory.
 """
 
-# mypy: disable-error-code="arg-type, call-arg, list-item, misc"
+# mypy: disable-error-code="arg-type, call-arg, dict-item, list-item, misc"
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_model_without_a_tensor_of_outputs_cannot_be_measured() -> None:
 
     data = digits(num_clients=5)
     object.__setattr__(data, "num_classes", None)  # no accuracy, which says so itself
-    with pytest.raises(MetricError, match="tuple.*one tensor"):
+    with pytest.raises(MetricError, match=r"tuple.*one tensor"):
         simulate(
             data,
             Pair(64, 10),
@@ -119,7 +119,7 @@ def test_a_resumed_run_measures_by_the_same_code(tmp_path: Path) -> None:
         return trained({"top": metric}, rounds=rounds, recording=recording)
 
     run(top2, 1)
-    with pytest.raises(RunError, match="metrics.top"):
+    with pytest.raises(RunError, match=r"metrics\.top"):
         run(top3, 2)
     assert run(top2, 2).metrics == run(top2, 2, folder="whole").metrics
 
@@ -129,7 +129,7 @@ def test_metrics_need_examples() -> None:
     object.__setattr__(data, "test", None)
     how: dict[str, Any] = {"local_sgd": LocalSGD(lr=0.1, batch_size=8, epochs=1), "rounds": 1}
     model = LogisticRegression(64, 10)
-    with pytest.raises(ValueError, match="test examples.*per_client"):
+    with pytest.raises(ValueError, match=r"test examples.*per_client"):
         simulate(
             data, model, clients_per_round=2, evaluation=Evaluation(metrics={"top": top2}), **how
         )

@@ -22,10 +22,10 @@ from fedvarp.analysis.figures import (
     refuse_format,
     refuse_too_few,
     save,
-    scale_of,
 )
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks
-from fedvarp.analysis.runs import METRICS, AnyPath, Floats, Paths, Run, read_runs
+from fedvarp.analysis.metric_names import METRICS, scale_of
+from fedvarp.analysis.runs import Floats, Paths, Run, read_runs
 from fedvarp.analysis.setting_kinds import NO_AXIS, axis_label, shown_name
 from fedvarp.analysis.styles import Look
 from fedvarp.analysis.units import in_short
@@ -96,7 +96,7 @@ def plot_against(
 
 
 def read_lines(
-    paths: Iterable[AnyPath],
+    paths: Paths,
     setting: str,
     allow_different: bool,
     on_note: Callable[[str], object] = warnings.warn,

@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.analysis.runs import AnyPath, Paths, Run, file_of, listed, read_at, runs_at
 from fedvarp.runs.divergence import counted
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting
 from fedvarp.runs.whole_files import write_whole
 from fedvarp.settings.checked import checked
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
+_OF_EACH: Final = ("by_cluster", "by_client")
 
 
 @checked
@@ -61,7 +61,7 @@ def compact(paths: Paths, out: AnyPath) -> Path:
     return file
 
 
-def _named(paths: Iterable[AnyPath]) -> dict[str, Run]:
+def _named(paths: Paths) -> dict[str, Run]:
     """Each run once, under its name."""
     named: dict[str, Run] = {}
     seen: set[Path] = set()
@@ -145,7 +145,7 @@ def _columns(run: Run, rounds: list[slice]) -> dict[str, list[Any]]:
             columns[name] = [combine(values) if values else None for values in found]
     columns |= _replies(run, rounds)
     evaluated = last[: len(run.evaluated)]
-    for name in FIGURES:
+    for name in (*run.figures, *_OF_EACH):
         if run.records(name):
             columns[name] = [record.get(name) for record in evaluated]
     return columns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedvarp.analysis.caveats import caveats
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks, task_differences
+from fedvarp.analysis.metric_names import own_metrics
 from fedvarp.analysis.paired import Beside, paired_differences
 from fedvarp.analysis.runs import Floats, Paths, Run, read_runs
 from fedvarp.analysis.targets import Reached, SpeedUp, Target, common_target, when_reached
@@ -66,6 +67,7 @@ class Row:
         seconds: Wall time, evaluations included; None where it was not kept.
         replies: That came back in all rounds of all its runs; None where they were not counted.
         refused: How many of them could not be used.
+        others: At the end, by name: metrics of one's own, and how single clients fare.
     """
 
     group: Group
@@ -86,6 +88,7 @@ class Row:
     seconds: Spread | None
     replies: int | None
     refused: int | None
+    others: Mapping[str, Spread]
 
     @property
     def learned_nothing(self) -> list[Run]:
@@ -122,6 +125,11 @@ class Comparison:
     def groups(self) -> list[Group]:
         """The groups of runs, one for each row."""
         return [row.group for row in self.rows]
+
+    @property
+    def other_names(self) -> list[str]:
+        """The names of all metrics of one's own, and of those of single clients."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.others))
 
 
 @checked
@@ -310,6 +318,11 @@ def _row(
         seconds=None if elapsed is None else _spread(elapsed[:, -1]),
         replies=replies or None,
         refused=sum(run.verdict.refused for run in group.runs) if replies else None,
+        others={
+            name: found
+            for name in own_metrics(group.runs[0].figures)
+            if (found := _last(group, name)) is not None
+        },
     )
 
 

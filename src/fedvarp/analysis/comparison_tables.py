@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
 
 from fedvarp.analysis.comparison import Comparison, Row, Spread
+from fedvarp.analysis.comparison_figures import comparison_as_csv, comparison_as_json
 from fedvarp.analysis.headline import headline
-from fedvarp.analysis.paired import Beside, Difference
+from fedvarp.analysis.metric_names import is_of_clients, metric_label, scale_of
+from fedvarp.analysis.paired import Difference
 from fedvarp.analysis.tables import Table, markdown_text, paragraphs
 from fedvarp.analysis.targets import Reached, SpeedUp
 from fedvarp.analysis.templating import render
@@ -17,19 +20,12 @@ from fedvarp.analysis.units import in_bytes, in_digits, in_percent, in_seconds, 
 Format = Literal["text", "markdown", "csv", "json", "html"]
 Cell = Callable[[Row], str | None]  # what a column shows of a row; None: nothing is known
 
-_SPREADS: Final = (
-    "final_accuracy", "late_accuracy", "best_accuracy", "validation_accuracy",
-    "train_loss", "test_loss", "validation_loss", "seconds",
-)  # fmt: skip
-_COSTS: Final = {
-    "bytes": "sent", "server_bytes": "server_bytes", "replies": "replies", "refused": "refused",
-}  # fmt: skip
-
 
 def tables(comparison: Comparison) -> list[Table]:
     """Lays the comparison out: the way to the target, the end, seed by seed, the cost."""
     made = [] if comparison.target is None else [_target_table(comparison)]
     made.append(_end_table(comparison))
+    made += _other_tables(comparison)
     if any(len(row.group.runs) > 1 for row in comparison.rows):
         made.append(_seeds_table(comparison))
     if comparison.baseline is not None:
@@ -55,6 +51,12 @@ def explanations(comparison: Comparison) -> list[str]:
             "Beside another: means over the seeds that both have, with 95 % intervals by Student's "
             "t over seeds; accuracies in points, up to the last round that both were evaluated at."
         )
+    if any(map(is_of_clients, comparison.other_names)):
+        about.append(
+            "How clients fare: on their training data, each client by itself. The worst tenth is "
+            "the mean over the tenth of clients that fare worst; the spread, the standard "
+            "deviation over clients."
+        )
     if any(row.unfinished for row in comparison.rows):
         about.append("* marks groups with an unfinished run.")
     return about
@@ -73,9 +75,9 @@ def formatted(comparison: Comparison, format: Format = "text") -> str:
         The text, which ends with the end of a line.
     """
     if format == "csv":
-        return _table_of(_flat_figures(row, comparison) for row in comparison.rows).csv()
+        return comparison_as_csv(comparison)
     if format == "json":
-        return _as_json(comparison)
+        return comparison_as_json(comparison)
     shown = tables(comparison)
     below = [*explanations(comparison), *comparison.notes]
     above = [sentences] if (sentences := headline(comparison)) else []
@@ -91,112 +93,6 @@ def formatted(comparison: Comparison, format: Format = "text") -> str:
             ]
         )
     return render("comparison.html", tables=shown, paragraphs=[*above, *below]) + "\n"
-
-
-def _as_json(comparison: Comparison) -> str:
-    target, smooth, baseline = comparison.target, comparison.smooth, comparison.baseline
-    groups = [_figures(row) for row in comparison.rows]
-    for figures, one in zip(groups, comparison.differences, strict=False):
-        figures["beside"] = None if one is None else _beside_figures(one)
-    return _table_of(groups, comparison.notes).json(
-        rows="groups",
-        beside=None if baseline is None else baseline.group.label,
-        target=None if target is None else {"metric": target.metric, "value": target.value},
-        rules={
-            "first": "the first evaluation that meets the target",
-            "smoothed": f"the first evaluation at which the mean of the last {smooth} evaluations "
-            f"meets the target",
-        },
-    )
-
-
-def _table_of(objects: Iterable[Mapping[str, Any]], notes: Sequence[str] = ()) -> Table:
-    """A table for programs, of objects that have the same names."""
-    rows = list(objects)
-    return Table("Groups", tuple(rows[0]), [tuple(row.values()) for row in rows], notes)
-
-
-def _flat_figures(row: Row, comparison: Comparison) -> dict[str, Any]:
-    """A row in single numbers."""
-    figures: dict[str, Any] = {
-        "algorithm": row.group.algorithm,
-        "group": row.group.label,
-        "client_rate": row.group.client_rate,
-        "seeds": len(row.group.runs),
-        "unfinished": len(row.unfinished),
-        "learned_nothing": len(row.learned_nothing),
-        "rounds": row.rounds,
-        "target_metric": comparison.target.metric if comparison.target else None,
-        "target": comparison.target.value if comparison.target else None,
-    }
-    for rule, reached, speed_up in (
-        ("first", row.first, row.first_speed_up),
-        ("smoothed", row.smoothed, row.smoothed_speed_up),
-    ):
-        figures[f"reached_{rule}"] = reached.count if reached else None
-        figures[f"rounds_{rule}"] = reached.mean_rounds if reached else None
-        figures[f"bytes_{rule}"] = reached.mean_sent if reached else None
-        figures[f"speed_up_{rule}"] = speed_up.factor if speed_up else None
-        figures[f"speed_up_{rule}_is_lower_bound"] = speed_up.is_lower_bound if speed_up else None
-    for name in _SPREADS:
-        spread: Spread | None = getattr(row, name)
-        figures[f"{name}_mean"] = spread.mean if spread else None
-        figures[f"{name}_std"] = spread.std if spread else None
-    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
-
-
-def _figures(row: Row) -> dict[str, Any]:
-    """A row with the figures of each seed."""
-    figures: dict[str, Any] = {
-        "algorithm": row.group.algorithm,
-        "group": row.group.label,
-        "client_rate": row.group.client_rate,
-        "seeds": [run.seed for run in row.group.runs],
-        "runs": [str(run.path) for run in row.group.runs],
-        "unfinished": [str(run.path) for run in row.unfinished],
-        "learned_nothing": [str(run.path) for run in row.learned_nothing],
-        "rounds": row.rounds,
-        "first": _reached_figures(row.first, row.first_speed_up),
-        "smoothed": _reached_figures(row.smoothed, row.smoothed_speed_up),
-    }
-    for name in _SPREADS:
-        spread: Spread | None = getattr(row, name)
-        figures[name] = (
-            None
-            if spread is None
-            else {
-                "mean": spread.mean,
-                "std": spread.std,
-                "per_seed": spread.per_seed,
-            }
-        )
-    return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
-
-
-def _beside_figures(one: Beside) -> dict[str, Any]:
-    found = {"speed_up": one.speed_up, "late_accuracy": one.late_accuracy,
-             "half_accuracy": one.half_accuracy}  # fmt: skip
-    return {"seeds": one.seeds, "rounds": one.rounds} | {
-        name: None
-        if figure is None
-        else {"mean": figure.mean, "interval": figure.interval, "per_seed": figure.per_seed}
-        for name, figure in found.items()
-    }
-
-
-def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
-    return (
-        None
-        if reached is None
-        else {
-            "rounds": reached.mean_rounds,
-            "rounds_per_seed": reached.rounds,
-            "bytes": reached.mean_sent,
-            "bytes_per_seed": reached.sent,
-            "speed_up": None if speed_up is None else speed_up.factor,
-            "speed_up_is_lower_bound": None if speed_up is None else speed_up.is_lower_bound,
-        }
-    )
 
 
 def _target_table(comparison: Comparison) -> Table:
@@ -229,6 +125,28 @@ def _end_table(comparison: Comparison) -> Table:
         if any(cell(row) is not None for row in comparison.rows)
     }
     return _table("At the end", comparison.rows, measured)
+
+
+def _other_tables(comparison: Comparison) -> list[Table]:
+    """Metrics of one's own, and how single clients fare; none for runs that recorded neither."""
+    names = comparison.other_names
+    of_clients = [name for name in names if is_of_clients(name)]
+    whole = [name for name in names if name not in of_clients]
+    titles = {"Own metrics at the end": whole, "How clients fare at the end": of_clients}
+    return [
+        _table(
+            title,
+            comparison.rows,
+            {metric_label(name).removesuffix(" (%)"): partial(_other, name) for name in some},
+        )
+        for title, some in titles.items()
+        if some
+    ]
+
+
+def _other(name: str, row: Row) -> str | None:
+    in_unit = _percent if scale_of(name) == 100 else _digits
+    return in_unit(row.others.get(name))
 
 
 def _seeds_table(comparison: Comparison) -> Table:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from fedvarp.analysis.figures import (
-    line_style,
-    panels,
-    refuse_format,
-    refuse_too_few,
-    save,
-    scale_of,
-)
+from pydantic import Field
+
+from fedvarp.analysis.best_rates import Rates, at_best_rates
+from fedvarp.analysis.figures import line_style, panels, refuse_format, refuse_too_few, save
 from fedvarp.analysis.groups import Group, XAxis, group_runs, refuse_different_tasks
-from fedvarp.analysis.runs import METRICS, Paths, read_runs
+from fedvarp.analysis.metric_names import METRICS, scale_of
+from fedvarp.analysis.runs import Paths, read_runs
 from fedvarp.analysis.units import byte_unit
 from fedvarp.runs.errors import RunError
 from fedvarp.settings.bounds import Count
@@ -38,44 +36,67 @@ _FAINT: Final[Any] = {"alpha": 0.25, "linewidth": 0.6, "zorder": 1.5}
 @checked
 def plot(
     paths: Paths,
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
     *,
     x: XAxis = "rounds",
+    metrics: Annotated[
+        Sequence[str] | None, Field(examples=['["test_accuracy", "train_loss"]'])
+    ] = None,
+    rates: Rates | None = None,
+    title: str | None = None,
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
     on_note: Callable[[str], object] = warnings.warn,
-) -> Path:
+) -> Any:
     """Draws the curves of some runs; drawing the same runs again gives the same bytes.
 
     Args:
-        paths: Run directories, or directories that hold some.
-        out: The file; its ending says PNG, SVG or PDF.
+        paths: Run directories, directories that hold some, or what `simulate` returned; in a
+            mapping, by what to call them.
+        out: The file; its ending says PNG, SVG or PDF. None: the figure is returned.
         x: What to draw against: rounds, bytes sent up and down, or wall time.
+        metrics: What to draw, a panel each: any numbers that rounds record, such as "test_auc".
+            None: the training loss and the test accuracy, or what was measured.
+        rates: "best" draws each algorithm at its best client rate only, "all" at all of them.
+            None: at the best for the runs of a sweep, and at all for others.
+        title: Above the figure; None: no title.
         smooth: Draws the running mean over as many evaluations.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Draws runs of different tasks into one figure.
         on_note: Told of each run that is left out.
 
     Returns:
-        The file.
+        The file, or the figure of matplotlib, which a notebook shows.
 
     Raises:
-        RunError: There is nothing to draw, the runs are of different tasks, or one has fewer
-            evaluations than `smooth`.
+        RunError: There is nothing to draw, the runs are of different tasks, no run has such a
+            metric, or one has fewer evaluations than `smooth`.
         ImportError: matplotlib is not installed.
     """
-    refuse_format(Path(out))
+    if out is not None:
+        refuse_format(Path(out))
     runs, notes = read_runs(paths)
     for note in notes:
         on_note(note)
     if not allow_different:
         refuse_different_tasks(runs)
-    return save(curves_figure(group_runs(runs), x=x, smooth=smooth, log_loss=log_loss), Path(out))
+    groups, chosen = at_best_rates(group_runs(runs), rates)
+    drawn = curves_figure(
+        groups, x=x, metrics=metrics, smooth=smooth, log_loss=log_loss, title=title, about=chosen
+    )
+    return drawn if out is None else save(drawn, Path(out))
 
 
 def curves_figure(
-    groups: Sequence[Group], *, x: XAxis = "rounds", smooth: int = 1, log_loss: bool = False
+    groups: Sequence[Group],
+    *,
+    x: XAxis = "rounds",
+    metrics: Sequence[str] | None = None,
+    smooth: int = 1,
+    log_loss: bool = False,
+    title: str | None = None,
+    about: str | None = None,
 ) -> Figure:
     """Draws a panel for the training loss and one for the test accuracy.
 
@@ -84,18 +105,23 @@ def curves_figure(
     Args:
         groups: One curve each.
         x: What to draw against.
+        metrics: Draws these instead.
         smooth: Draws the running mean over as many evaluations.
         log_loss: Draws losses on a logarithmic axis.
+        title: Above the figure; None: no title.
+        about: A sentence for the caption; None: none.
 
     Returns:
         The figure, to be saved.
 
     Raises:
-        RunError: A run has fewer evaluations than `smooth`, or was not timed and is to be drawn
-            against time.
+        RunError: No run has such a metric, one has fewer evaluations than `smooth`, or was not
+            timed and is to be drawn against time.
     """
     refuse_too_few(groups, smooth)
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
+    if metrics is not None:
+        measured = [_known(name, groups) for name in metrics] or measured
     size, label = _x_unit(groups, x)
 
     def draw(axes: Axes, metric: str) -> None:
@@ -105,7 +131,18 @@ def curves_figure(
         axes.set_xlabel(label)
         axes.set_xlim(left=0)
 
-    return panels(measured, draw, log_loss=log_loss, caption=_caption(groups, smooth))
+    caption = ".\n".join(part for part in (about, _caption(groups, smooth)) if part)
+    return panels(measured, draw, log_loss=log_loss, caption=caption, title=title)
+
+
+def _known(name: str, groups: Sequence[Group]) -> str:
+    if any(group.records(name) for group in groups):
+        return name
+    runs = [run for group in groups for run in group.runs]
+    there = list(dict.fromkeys(figure for run in runs for figure in run.figures))
+    near = get_close_matches(name, there, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise RunError(f"No run recorded {name!r}.{hint} There are {', '.join(there)}.")
 
 
 def _draw(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fedvarp.analysis.groups import Group
-from fedvarp.analysis.runs import METRICS
+from fedvarp.analysis.metric_names import metric_label, scale_of
 from fedvarp.analysis.styles import Dash, Look, Marker
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.whole_files import write_whole
@@ -32,6 +32,7 @@ DASHES: Final[dict[Dash, Any]] = {
     "dashdot": (0, (5, 1.5, 1.2, 1.5)),
     "longdash": (0, (7, 2.2)),
 }
+_MOST_ACROSS: Final = 3  # panels beside each other
 _MARKERS: Final[dict[Marker, str]] = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v",
     "x": "X", "star": "*",
@@ -57,7 +58,12 @@ _STYLE: Final[Any] = {
 
 
 def panels(
-    metrics: Sequence[str], draw: Callable[[Axes, str], None], *, log_loss: bool, caption: str
+    metrics: Sequence[str],
+    draw: Callable[[Axes, str], None],
+    *,
+    log_loss: bool,
+    caption: str,
+    title: str | None = None,
 ) -> Figure:
     """Draws a panel for each metric beside the other, a legend above and a caption below.
 
@@ -66,6 +72,7 @@ def panels(
         draw: Draws a metric, and says what the horizontal axis is.
         log_loss: Draws losses on a logarithmic axis.
         caption: In small letters.
+        title: Above all; None: no title.
 
     Returns:
         The figure, to be saved.
@@ -76,15 +83,25 @@ def panels(
     need_matplotlib()
     from matplotlib.figure import Figure
 
+    class Drawn(Figure):
+        """A figure that a notebook shows, whatever backend there is."""
+
+        def _repr_png_(self) -> bytes:
+            return in_bytes_of(self, "png")
+
+    across = min(len(metrics), _MOST_ACROSS)
+    down = math.ceil(len(metrics) / _MOST_ACROSS)
     with our_style():
-        drawn = Figure(figsize=(3.4 * len(metrics) + 0.2, 3.1), layout="constrained")
-        for column, metric in enumerate(metrics):
-            axes = drawn.add_subplot(1, len(metrics), column + 1)
+        drawn = Drawn(figsize=(3.4 * across + 0.2, 2.9 * down + 0.2), layout="constrained")
+        for place, metric in enumerate(metrics):
+            axes = drawn.add_subplot(down, across, place + 1)
             draw(axes, metric)
             is_log = log_loss and scale_of(metric) == 1
-            axes.set_ylabel(METRICS[metric] + (", log scale" if is_log else ""))
+            axes.set_ylabel(metric_label(metric) + (", log scale" if is_log else ""))
             if is_log:
                 _make_logarithmic(axes)
+        if title:
+            drawn.suptitle(title, fontsize=10)
         _add_legend(drawn)
         drawn.supxlabel(caption, fontsize=6.5, color="#555555")
     return drawn
@@ -99,11 +116,6 @@ def line_style(look: Look) -> dict[str, Any]:
         "markeredgecolor": "white",
         "markeredgewidth": 0.5,
     }
-
-
-def scale_of(metric: str) -> int:
-    """Returns what to multiply a recorded metric by: figures show accuracies in per cent."""
-    return 100 if metric.endswith("accuracy") else 1
 
 
 def our_style() -> AbstractContextManager[None]:
@@ -128,13 +140,23 @@ def save(drawn: Figure, file: Path) -> Path:
     """
     refuse_format(file)
     file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, in_bytes_of(drawn, _ending(file)))
+    return file
+
+
+def in_bytes_of(drawn: Figure, format: str) -> bytes:
+    """Returns what a file of the figure holds; the same figure gives the same bytes.
+
+    Args:
+        drawn: The figure.
+        format: One of FORMATS.
+    """
     # Dates would make each drawing a different file.
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     content = io.BytesIO()
     with our_style():
-        drawn.savefig(content, format=_ending(file), metadata=undated[_ending(file)])
-    write_whole(file, content.getvalue())
-    return file
+        drawn.savefig(content, format=format, metadata=undated[format])
+    return content.getvalue()
 
 
 def refuse_format(file: Path) -> None:

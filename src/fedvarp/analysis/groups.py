@@ -19,6 +19,7 @@ from fedvarp.analysis.labels import shown_value, sortable, telling_settings
 from fedvarp.analysis.runs import Floats, Run
 from fedvarp.analysis.setting_kinds import (
     CLIENT_RATE,
+    METRIC_SETTINGS,
     is_of_the_method,
     is_of_the_running,
     shown_name,
@@ -95,7 +96,7 @@ class Group:
         """Returns a metric at `rounds`.
 
         Args:
-            name: The metric, one of METRICS.
+            name: The metric: any number that a round records.
             smooth: Takes the running mean over as many evaluations of each run first.
 
         Returns:
@@ -153,7 +154,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     by_settings: dict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
         kept = _without_running(run.settings, follow_seed)
-        by_settings[tuple(sorted((name, repr(value)) for name, value in kept.items()))].append(run)
+        key = tuple(sorted((name, repr(value)) for name, value in kept.items()))
+        by_settings[(("its label", repr(run.label)), *key)].append(run)
     sets = [sorted(group, key=_by_seed) for group in by_settings.values()]
     for same in sets:
         _refuse_twins(same)
@@ -172,6 +174,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                 f"{shown_name(n, names)}={shown_value(settings[i].get(n))}" for n in apart
             )
             label = f"{look.label} ({what})" if what else look.label
+            label = mine[i][0].label or label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
 
@@ -190,13 +193,15 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
     follow_seed = _seed_settings(runs)
     settings = [_without_running(run.settings, follow_seed) for run in runs]
     differences = []
-    for name in _all_names(settings):
-        if is_of_the_method(name) or not _differs(name, settings):
-            continue
+    measured = [_of_metrics(run.settings) for run in runs]  # who lacks one is of the same task
+    for name in (*_all_names(settings), *_all_names(measured)):
         values: dict[str, list[Run]] = defaultdict(list)
-        for run, mine in zip(runs, settings, strict=True):
-            values[str(mine.get(name, "not set"))].append(run)
-        differences.append(f"{name}: {_who_has_what(values)}")
+        for run, mine, its in zip(runs, settings, measured, strict=True):
+            if name not in its and is_of_the_running(name):
+                continue
+            values[str({**mine, **its}.get(name, "not set"))].append(run)
+        if len(values) > 1 and not is_of_the_method(name):
+            differences.append(f"{name}: {_who_has_what(values)}")
     return differences or (_different_starts(runs) if same_start else [])
 
 
@@ -273,6 +278,10 @@ def _without_running(settings: Mapping[str, Any], follow_seed: frozenset[str]) -
     }
 
 
+def _of_metrics(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name.startswith(METRIC_SETTINGS)}
+
+
 def _all_names(settings: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for mine in settings for name in mine))
 
@@ -292,7 +301,7 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
                 f"{one.path} and {other.path} have the same settings and the same seed "
                 f"({one.seed}), so they would count twice. Leave one out. If they do differ, it is "
                 f"in what config.toml does not hold, such as the initial weights: give them "
-                f"different seeds."
+                f'different seeds; in Python a name may stand for each: {{"mine": …}}.'
             )
 
 

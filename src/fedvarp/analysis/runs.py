@@ -5,22 +5,25 @@ A run is a directory, or one line of a file that `fedvarp compact` wrote.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Protocol, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import SkipValidation
 
+from fedvarp.analysis.metric_names import METRICS
 from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.figures import recorded_figures
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened, nested, with_later_settings
 from fedvarp.settings.problems import shown
@@ -28,17 +31,24 @@ from fedvarp.settings.problems import shown
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
 AnyPath = str | os.PathLike[str]
-Paths = Annotated[Iterable[AnyPath], SkipValidation]
-"""What `listed` takes: paths of runs, or a single one."""
 
-METRICS: Final = {
-    "train_loss": "Training loss",
-    "test_accuracy": "Test accuracy (%)",
-    "validation_accuracy": "Validation accuracy (%)",
-    "test_loss": "Test loss",
-    "validation_loss": "Validation loss",
-}
-"""What an evaluation may record, in the order in which figures show it, and its name there."""
+
+class Trained(Protocol):
+    """What `simulate` returns, as far as it is looked at here: a run that need not lie on disk."""
+
+    @property
+    def metrics(self) -> Sequence[Record]:
+        """One record for each round."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What it was made with, nested as in config.toml."""
+
+
+Paths = Annotated[
+    Iterable[AnyPath | Trained] | Mapping[str, AnyPath | Trained] | Trained, SkipValidation
+]
+"""What `read_runs` takes: paths of runs or results, a single one, or some by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +62,7 @@ class Run:
             records of its evaluated rounds only.
         seconds: (records,) how long each record took; None where that was not kept.
         versions: What it was run with; None where that was not kept.
+        label: What whoever looks at it calls it; None: by its algorithm and settings.
     """
 
     path: Path
@@ -59,6 +70,7 @@ class Run:
     metrics: Sequence[Record]
     seconds: Floats | None
     versions: Mapping[str, Any] | None = None
+    label: str | None = None
 
     @property
     def algorithm(self) -> str:
@@ -104,6 +116,11 @@ class Run:
         return [i for i, r in enumerate(self.metrics) if any(name in r for name in METRICS)]
 
     @functools.cached_property
+    def figures(self) -> list[str]:
+        """The names of all figures that its evaluations recorded."""
+        return recorded_figures(self.metrics[i] for i in self.evaluated)
+
+    @functools.cached_property
     def rounds(self) -> NDArray[np.int64]:
         """(E,) the rounds that were evaluated."""
         return np.array([self.metrics[i]["round"] for i in self.evaluated], dtype=np.int64)
@@ -116,7 +133,7 @@ class Run:
         """Returns a metric at the evaluated rounds.
 
         Args:
-            name: The metric, one of METRICS.
+            name: The metric: any number that a round records.
 
         Returns:
             (E,) the values; NaN where it was not finite or not measured.
@@ -153,20 +170,40 @@ class Run:
         directory = RunDirectory(path)
         settings, metrics = flattened(directory.settings()), directory.metrics()
         seconds, versions = _seconds(directory, metrics), _versions(directory)
-        run = cls(Path(path), settings, metrics, seconds, versions)
-        if not run.evaluated:
+        return cls(Path(path), settings, metrics, seconds, versions)._evaluated_or_refused()
+
+    @classmethod
+    def of_result(cls, result: Trained, name: str) -> Run:
+        """Takes what `simulate` returned.
+
+        Args:
+            result: Of a run, recorded or not.
+            name: Stands for its directory in messages.
+
+        Returns:
+            The run; its rounds were not timed.
+
+        Raises:
+            RunError: It has no evaluation.
+        """
+        settings = flattened(result.settings)
+        return cls(Path(name), settings, result.metrics, None)._evaluated_or_refused()
+
+    def _evaluated_or_refused(self) -> Self:
+        if not self.evaluated:
             raise RunError(
-                f"The run in {path} has recorded no evaluation yet. Wait until it has, resume it, "
-                f"or leave it out."
+                f"The run in {self.path} has recorded no evaluation yet. Wait until it has, resume "
+                f"it, or leave it out."
             )
-        return run
+        return self
 
 
-def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Paths) -> tuple[list[Run], list[str]]:
     """All runs among `paths` and below them, each once, and a note about each still empty.
 
     Args:
-        paths: Run directories, directories that hold some, or files of compacted runs.
+        paths: Run directories, directories that hold some, files of compacted runs, or what
+            `simulate` returned; in a mapping, by what to call them.
 
     Raises:
         RunError: A path does not exist or holds no run, a run cannot be read, or there is nothing
@@ -174,12 +211,17 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
     """
     runs: dict[Path, Run] = {}
     notes: dict[str, None] = {}
-    for place in (place for path in listed(paths) for place in runs_at(path)):
-        if place.is_dir() and _is_empty(place):
-            notes[f"{place} is left out: no round of it is recorded yet."] = None
-            continue
-        for run in read_at(place):
-            runs.setdefault(run.path.resolve(), run)
+    for number, (label, given) in enumerate(_named(paths), start=1):
+        if isinstance(given, Path):
+            places = runs_at(given)
+            empty = [place for place in places if place.is_dir() and _is_empty(place)]
+            for place in empty:
+                notes[f"{place} is left out: no round of it is recorded yet."] = None
+            found = [run for place in places if place not in empty for run in read_at(place)]
+        else:
+            found = [Run.of_result(given, f"result {number}")]
+        for run in found:
+            runs.setdefault(run.path.resolve(), dataclasses.replace(run, label=label))
     if not runs:
         raise RunError(
             f"{' '.join(notes)} There is nothing else to look at."
@@ -189,18 +231,34 @@ def read_runs(paths: Iterable[AnyPath]) -> tuple[list[Run], list[str]]:
     return list(runs.values()), list(notes)
 
 
-def listed(paths: Iterable[AnyPath] | AnyPath) -> list[Path]:
+def is_result(given: object) -> TypeGuard[Trained]:
+    """Whether it is what `simulate` returned, and no path."""
+    return hasattr(given, "metrics") and hasattr(given, "settings")
+
+
+def listed(paths: Paths | AnyPath) -> list[Path]:
     """The paths of runs; a single one may stand for a list of one.
 
     Raises:
         RunError: They are no paths.
     """
+    named = [path for _, path in _named(paths)]
+    if any(is_result(path) for path in named):
+        raise RunError("A result lies on no disk: name the directory that its run was recorded in.")
+    return [path for path in named if isinstance(path, Path)]
+
+
+def _named(given: Any) -> list[tuple[str | None, Path | Trained]]:
+    """Each path or result, with what it is called if that was said."""
+    if isinstance(given, str | os.PathLike) or is_result(given):
+        given = [given]
     try:
-        given = [paths] if isinstance(paths, str | os.PathLike) else paths
-        return [Path(path) for path in given]
+        named = list(given.items()) if isinstance(given, Mapping) else [(None, g) for g in given]
+        return [(name, one if is_result(one) else Path(one)) for name, one in named]
     except TypeError as error:
         raise RunError(
-            f"{shown(paths)} names no runs. Name run directories, or a directory that holds some."
+            f"{shown(given)} names no runs. Name run directories, or a directory that holds some; "
+            f"or give what simulate() returned."
         ) from error
 
 

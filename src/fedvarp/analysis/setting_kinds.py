@@ -16,10 +16,16 @@ from typing import Final
 CLIENT_RATE: Final = "local_sgd.lr"
 TARGET_ACCURACY: Final = "evaluation.target_accuracy"
 
+METRIC_SETTINGS: Final = ("evaluation.metrics.", "metrics.")
+"""What metrics of one's own are: under one name, all runs of a comparison measure by one code."""
+
 RUNNING: Final = {
     "name": "What the run is called.",
     "rounds": "How long it trains; figures of different lengths are noted, not refused.",
     TARGET_ACCURACY: "When it stops.",
+    "evaluation.metrics": "What else is measured: runs without a metric are of the same task.",
+    "metrics": "The code of these metrics.",
+    "evaluation.per_client": "How much is recorded of single clients.",
     "recording": "Where and how often it is written down.",
     "trainer": "Who trains the clients, on which device, with how many processes and threads.",
     "table.where": "Whether rows lie in memory or on disk.",

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from fedvarp.clients.metrics import higher_is_better
+from fedvarp.runs.figures import higher_is_better
 
 PerClient = Literal["summary", "all"]
 

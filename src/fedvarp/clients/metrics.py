@@ -90,15 +90,6 @@ def metric_functions(metrics: Mapping[str, Metric | str] | None) -> dict[str, Me
     return {n: OWN_METRICS.find(one) if isinstance(one, str) else one for n, one in found}
 
 
-def higher_is_better(figure: str) -> bool:
-    """Whether more of a figure is better: of all but what is called a loss or an error.
-
-    >>> higher_is_better("test_accuracy"), higher_is_better("train_loss_worst_decile")
-    (True, False)
-    """
-    return not re.search(r"(loss|error)(_|$)", figure)
-
-
 def _checked(given: Any) -> Any:
     if given is None:
         return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -32,6 +33,7 @@ class SimulationResult:
     model: nn.Module  # the module that was passed in, with the final weights
     metrics: list[Record]  # one for each round, the first for the initial model
     stopped: Stopped  # why it ended
+    settings: Mapping[str, Any] = field(default_factory=dict)  # nested, as in config.toml
 
     def final(self, name: str) -> float:
         """The last value of a metric, such as "test_accuracy".
@@ -58,6 +60,23 @@ class SimulationResult:
         if any(name in record for record in self.metrics):
             hint = " It was measured and was never a finite number."
         raise KeyError(f"No round recorded {name!r}.{hint} There are {', '.join(last)}.")
+
+    def plot(self, out: str | os.PathLike[str] | None = None, **how: Any) -> Any:
+        """Draws its curves; `fedvarp.analysis.plot` draws several runs beside each other.
+
+        Args:
+            out: The file; its ending says PNG, SVG or PDF. None: the figure is returned.
+            how: What else `fedvarp.analysis.plot` takes, such as ``metrics=["test_auc"]``.
+
+        Returns:
+            The file, or the figure of matplotlib, which a notebook shows.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from fedvarp.analysis.curve_plots import plot
+
+        return plot(self, out, **how)
 
     @property
     def algorithm(self) -> str:

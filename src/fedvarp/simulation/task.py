@@ -146,9 +146,24 @@ class Task:
                     directory, simulation, kept, given, self.recording, choice.write
                 ) as recorded:
                     result = recorded.run(self.rounds, announce=settings is None)
+        result = dataclasses.replace(result, settings=kept or self._plain_settings)
         for callback in self.callbacks:
             callback.on_run_end(result)
         return result
+
+    @property
+    def _plain_settings(self) -> dict[str, Any]:
+        """What a run that is not recorded is told apart by: all that need not be described."""
+        sections = {"local_sgd": self.local_sgd, "table": self.table, "evaluation": self.evaluation}
+        return {
+            "algorithm": self.algorithm_name,
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "num_clients": self.dataset.num_clients,
+            "clients_per_round": getattr(self.sampler, "clients_per_round", None),
+            "server_optimizer": dict(self.server_optimizer.describe()),
+            **{name: section.as_toml() for name, section in sections.items()},
+        }
 
     @functools.cached_property
     def table_in_memory(self) -> TableSettings:

@@ -9,10 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from fedvarp.analysis.figures import scale_of
 from fedvarp.analysis.groups import X_AXES, Group, XAxis
+from fedvarp.analysis.metric_names import (
+    METRICS,
+    is_of_clients,
+    metric_label,
+    own_metrics,
+    scale_of,
+)
 from fedvarp.analysis.report.participation import Participation, participation
-from fedvarp.analysis.runs import METRICS, Floats
+from fedvarp.analysis.runs import Floats
 from fedvarp.analysis.units import in_bytes
 
 Chart = dict[str, Any]
@@ -32,7 +38,10 @@ def all_charts(groups: Sequence[Group]) -> list[Chart]:
         Plain data for page.js, and for the page: a section, an id, a title and a word about it.
     """
     measured = [name for name in METRICS if any(group.records(name) for group in groups)]
+    everything = [name for group in groups for run in group.runs for name in run.figures]
+    measured += [n for n in own_metrics(everything) if any(group.records(n) for group in groups)]
     charts = [_metric_chart(groups, name) for name in measured]
+    charts += _clients_charts(groups)
     patterns = _patterns(groups)
     if patterns:
         charts += [_times_chart(groups, patterns), _staleness_chart(groups, patterns)]
@@ -78,14 +87,45 @@ def _metric_chart(groups: Sequence[Group], metric: str) -> Chart:
         lines.append(line)
     return {
         "id": metric.replace("_", "-"),
-        "section": "curves",
-        "title": METRICS[metric],
+        "section": "fairness" if is_of_clients(metric) else "curves",
+        "follows": True,
+        "title": metric_label(metric),
         "about": "The mean over seeds, with a band from the lowest to the highest seed.",
         "kind": "line",
         "can_log": not percent,
         "unit": " %" if percent else "",
         "lines": lines,
     }
+
+
+def _clients_charts(groups: Sequence[Group]) -> list[Chart]:
+    """The last evaluation of every cluster, and of every client from the worst to the best."""
+    charts = []
+    for held, what in (("by_cluster", "cluster"), ("by_client", "client")):
+        lines = []
+        for i, group in enumerate(groups):
+            found = [[r[held] for r in run.metrics if held in r][-1:] for run in group.runs]
+            if not all(found):
+                continue
+            name = "train_accuracy" if "train_accuracy" in found[0][0] else "train_loss"
+            each = np.array([last[name] for (last,) in found], dtype=np.float64) * scale_of(name)
+            mean = np.mean(np.sort(each) if what == "client" else each, axis=0)
+            line = {"groups": [i], "x": {"rounds": list(range(len(mean)))}, "y": _numbers(mean)}
+            lines.append(line | {"label": metric_label(name)})
+        charts.append(
+            {
+                "id": held.replace("_", "-"),
+                "section": "fairness",
+                "title": f"{lines[0]['label']} of each {what} at the end" if lines else "",
+                "about": "On its training data; the mean over seeds."
+                + (" Clients in order of it, the lowest first." if what == "client" else ""),
+                "kind": "line" if what == "client" else "bar",
+                "x_title": "Clients in order" if what == "client" else "Cluster",
+                "y_title": lines[0]["label"] if lines else "",
+                "lines": lines,
+            }
+        )
+    return charts
 
 
 def _times_chart(groups: Sequence[Group], patterns: Sequence[_Pattern]) -> Chart:
