@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvarp.randomness import stream
+from fedvarp.randomness import shuffles, stream
 
 
 def test_the_same_key_gives_the_same_draws_for_ever() -> None:
@@ -89,3 +89,48 @@ def test_first_draws_of_neighbouring_streams_are_uniform() -> None:
     first = [torch.rand(1, generator=stream(0, "cohort", t)).item() for t in range(20_000)]
     counts = torch.histc(torch.tensor(first), bins=100, min=0, max=1)
     assert 99 - 56 < ((counts - 200).square() / 200).sum() < 99 + 56
+
+
+def test_shuffles_are_the_same_for_ever() -> None:
+    """Pinned on 2026-11-17: a change here means another `fedvarp.runs.versions.DRAWS`."""
+    drawn = shuffles(0, "batches", 7, [3, 1], size=6, count=2)
+    assert drawn.tolist() == [[[4, 5, 0, 2, 3, 1], [5, 2, 1, 3, 4, 0]], [[3, 2, 4, 5, 0, 1], [0, 2, 3, 1, 5, 4]]]
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=6, unique=True),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_a_client_shuffles_as_if_it_were_alone(
+    clients: list[int], size: int, count: int, more: int
+) -> None:
+    """Neither who else is asked for nor how many shuffles there are changes what a client draws."""
+    together = shuffles(1, "batches", 4, clients, size, count + more)
+    assert torch.equal(together.sort(dim=2).values, torch.arange(size).expand_as(together))
+    for client, own in zip(clients, together, strict=True):
+        assert torch.equal(own[:count], shuffles(1, "batches", 4, [client], size, count)[0])
+
+
+def test_all_shuffles_are_as_likely_as_each_other() -> None:
+    """24 orders of 4 numbers in 24,000 draws: χ² of 24 cells, 23 degrees of freedom.
+
+    χ² has mean 23 and deviation √46 = 6.8; four deviations above.
+    """
+    drawn = shuffles(0, "batches", 0, range(2000), size=4, count=12).reshape(-1, 4)
+    _, counts = (drawn @ torch.tensor([64, 16, 4, 1])).unique(return_counts=True)
+    assert len(counts) == 24
+    assert ((counts - 1000.0).square() / 1000).sum() < 23 + 4 * 6.8
+
+
+def test_shuffles_go_by_the_order_of_hashed_words() -> None:
+    """A plain sort of (word without its last bits, number) is the oracle."""
+    size, count = 5, 3
+    drawn = shuffles(2, "batches", 1, [8], size, count)[0].tolist()
+    words = np.frombuffer(
+        hashlib.shake_256(json.dumps([2, "batches", 1, 8]).encode()).digest(8 * size * count), "<u8"
+    )
+    for k in range(count):
+        own = [int(word) >> 3 for word in words[k * size : (k + 1) * size]]
+        assert drawn[k] == sorted(range(size), key=lambda j: (own[j], j))

@@ -4,9 +4,11 @@ Cohorts and batches are then the same for every algorithm (a paired comparison),
 worker or eight, and resuming a run needs only the round number: there is no state to save.
 
 >>> import torch
->>> again = [torch.randperm(5, generator=stream(0, "batches", 3, 17)).tolist() for _ in range(2)]
+>>> again = [torch.rand(5, generator=stream(0, "augment", 3, 17)).tolist() for _ in range(2)]
 >>> again[0] == again[1]
 True
+>>> shuffles(0, "batches", 3, [17, 4], size=5, count=2).shape  # two of 0 ... 4 for each client
+torch.Size([2, 2, 5])
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 # How torch stores its Mersenne Twister (624 words of 32 bits, one in each 64-bit cell): 24 bytes of
 # counters, the words, then caches of the normal distribution. `tests/test_randomness.py` holds this
@@ -42,11 +46,45 @@ def stream(seed: int, purpose: str, *key: int) -> torch.Generator:
     Returns:
         A generator at the beginning of its stream.
     """
-    name = json.dumps([operator.index(seed), purpose, *map(operator.index, key)])
-    words = np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * _WORDS), dtype="<u4")
+    words = np.frombuffer(_expanded(4 * _WORDS, seed, purpose, *key), dtype="<u4")
     state = np.zeros(_STATE_BYTES, dtype=np.uint8)
     state[_LEFT_AT : _LEFT_AT + 8].view(np.int32)[:] = (1, 1)  # no words left to serve; seeded
     state[_WORDS_AT : _WORDS_AT + 8 * _WORDS].view(np.uint64)[:] = words
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(state))
     return generator
+
+
+def shuffles(
+    seed: int, purpose: str, round: int, clients: Sequence[int], size: int, count: int
+) -> Tensor:
+    """Shuffles 0 ... size - 1 several times for each of some clients, in a few operations for all.
+
+    Every number is given a random word, and the words are sorted. A client's words are the hash of
+    its own key, so that its shuffles depend neither on who else is asked for nor on how many of
+    them are; equal arguments give equal shuffles.
+
+    Args:
+        seed: The run's seed.
+        purpose: What is drawn, for instance ``"batches"``.
+        round: The round they are drawn for.
+        clients: The clients.
+        size: How many numbers are shuffled.
+        count: How many shuffles each client has.
+
+    Returns:
+        (clients, count, size) int64.
+    """
+    hashed = [_expanded(8 * count * size, seed, purpose, round, client) for client in clients]
+    words = np.frombuffer(b"".join(hashed), dtype="<u8").reshape(len(hashed), count, size)
+    # A word ends in its own number: no two are equal, and sorting carries the numbers along.
+    number = np.uint64((1 << (size - 1).bit_length()) - 1)
+    words = words & ~number | np.arange(size, dtype=np.uint64)
+    words.sort(axis=2)
+    return torch.from_numpy((words & number).view(np.int64))
+
+
+def _expanded(num_bytes: int, seed: int, purpose: str, *key: int) -> bytes:
+    """Hashes a key to as many bytes as are needed; fewer are the beginning of more."""
+    name = json.dumps([operator.index(seed), purpose, *map(operator.index, key)])
+    return hashlib.shake_256(name.encode()).digest(num_bytes)

@@ -362,6 +362,19 @@ def test_versions_that_changed_are_told_and_noted(
     assert json.loads(file.read_text()) == {**first, "numpy": "99.1"}
 
 
+def test_a_run_does_not_go_on_with_other_draws(
+    some_digits: FederatedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded stays good; only rounds that are still to be trained are refused."""
+    short_run(some_digits, out=tmp_path, rounds=2)
+    monkeypatch.setattr(versions, "DRAWS", versions.DRAWS + 1)
+    short_run(some_digits, out=tmp_path, rounds=2, resume=True)
+    before = {file: file.read_bytes() for file in tmp_path.glob("*.*")}
+    with pytest.raises(RunError, match=r"draws = 2, now 3.*version it was begun with, or begin"):
+        short_run(some_digits, out=tmp_path, rounds=3, resume=True)
+    assert {file: file.read_bytes() for file in tmp_path.glob("*.*")} == before
+
+
 def test_a_run_that_is_there_is_not_overwritten(
     some_digits: FederatedDataset, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from fedvarp.clients.local_optimizer import make_optimizer
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
-from fedvarp.randomness import stream
+from fedvarp.randomness import shuffles, stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.largest_entries import LargestEntries
 
@@ -243,28 +243,29 @@ def batches(
     Returns:
         The indices of each batch.
     """
-    drawn = order(local_sgd, num_examples, seed, round, client).to(device)
+    (drawn,) = orders(local_sgd, num_examples, seed, round, [client]).to(device)
     return torch.split(drawn, local_sgd.batch_sizes(num_examples))
 
 
-def order(local_sgd: LocalSGD, num_examples: int, seed: int, round: int, client: int) -> Tensor:
-    """Draws the examples of all batches of a client, one batch after the other.
+def orders(
+    local_sgd: LocalSGD, num_examples: int, seed: int, round: int, clients: Sequence[int]
+) -> Tensor:
+    """Draws the examples of all batches, one batch after the other, of clients of one size.
 
     Args:
         local_sgd: The settings.
-        num_examples: Of the client.
+        num_examples: Of each client.
         seed: The run's seed.
         round: t.
-        client: i.
+        clients: The clients; what one of them draws does not depend on the others.
 
     Returns:
-        Their indices, int64.
+        (clients, examples in all batches) int64, their indices.
     """
-    generator = stream(seed, "batches", round, client)
     total = sum(local_sgd.batch_sizes(num_examples))
     passes = -(-total // num_examples)
-    shuffles = [torch.randperm(num_examples, generator=generator) for _ in range(passes)]
-    return shuffles[0][:total] if passes == 1 else torch.cat(shuffles)[:total]
+    drawn = shuffles(seed, "batches", round, clients, num_examples, passes)
+    return drawn.flatten(1)[:, :total]
 
 
 def direction(

@@ -8,9 +8,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import changes
 from fedvarp.runs.whole_files import write_whole
 from fedvarp.version import __version__
+
+DRAWS: Final = 2
+"""Counts how often the same seed has come to draw other numbers: 2 since clients' batches are
+shuffled by hashed words, a whole cohort at once. A run keeps to the draws it was begun with."""
 
 _LATER: Final = "later"
 
@@ -19,10 +24,11 @@ def present() -> dict[str, str]:
     """What a run is made with here and now.
 
     Returns:
-        The versions of this package, torch, numpy and Python, and the platform.
+        The versions of this package, its draws, torch, numpy and Python, and the platform.
     """
     return {
         "fedvarp": __version__,
+        "draws": str(DRAWS),
         "torch": metadata.version("torch"),  # the same as torch.__version__, but in no time
         "numpy": metadata.version("numpy"),
         "python": platform.python_version(),
@@ -37,6 +43,25 @@ def write_versions(file: Path) -> None:
         file: Where.
     """
     _write(file, present())
+
+
+def refuse_other_draws(directory: Path, draws: int) -> None:
+    """Refuses to go on with a run whose remaining rounds this version would draw otherwise.
+
+    Args:
+        directory: The run.
+        draws: `DRAWS` when its checkpoint was made.
+
+    Raises:
+        RunError: It is another number today.
+    """
+    if draws != DRAWS:
+        raise RunError(
+            f"The run in {directory} was begun with another version of fedvarp, in which a seed "
+            f"gives clients other batches (draws = {draws}, now {DRAWS}): it would go on with "
+            f"rounds that are not its own. Resume it with the version it was begun with, or begin "
+            f"it anew in another directory. What it has recorded can be read and compared as ever."
+        )
 
 
 def note_change(file: Path, round: int) -> list[str]:

@@ -14,7 +14,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings
 from fedvarp.runs.journal import Journal
-from fedvarp.runs.versions import note_change
+from fedvarp.runs.versions import DRAWS, note_change, refuse_other_draws
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
 from fedvarp.simulation.result import SimulationResult
@@ -72,7 +72,7 @@ class RecordedRun:
             rounds: T.
             announce: Whether to say how to go on after Ctrl-C.
         """
-        self._go_back_to_the_checkpoint()
+        self._go_back_to_the_checkpoint(rounds)
         self._directory.update_settings(self._settings)
         if 0 < self._simulation.server.round < rounds:
             self._note_versions(aloud=self._recording.progress is not False)
@@ -110,10 +110,12 @@ class RecordedRun:
                 soft_wrap=True,
             )
 
-    def _go_back_to_the_checkpoint(self) -> None:
+    def _go_back_to_the_checkpoint(self, rounds: int) -> None:
         # The initial model is committed with the first line; more lines had a checkpoint once.
         if self._checkpoint.round is None and self._metrics.num_lines > 1:
             raise self._directory.without_checkpoint()
+        if 0 < (self._checkpoint.round or 0) < rounds:
+            refuse_other_draws(self._directory.path, self._checkpoint.notes.get("draws", 1))
         committed = self._checkpoint.notes.get("settings", {})
         refuse_edited_settings(self._directory, committed, self._lasting)
         if self._checkpoint.restore(self._simulation.server):
@@ -143,6 +145,7 @@ class RecordedRun:
                 "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
                 "settings": self._lasting,
+                "draws": DRAWS,
             },
         )
         self._after_commit()

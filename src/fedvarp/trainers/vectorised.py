@@ -204,7 +204,7 @@ class _Cohort:
         first = 0
         for m, client in enumerate(order):
             num_examples = len(examples[client][0])
-            drawn = local_training.order(sgd, num_examples, seed, round, client).add_(first)
+            (drawn,) = local_training.orders(sgd, num_examples, seed, round, [client]).add_(first)
             places = _places(sizes[client], widest)
             rows[m].view(-1)[places] = drawn
             first += num_examples
