@@ -68,6 +68,19 @@ def test_partition_gathers_and_prepares_one_client() -> None:
     assert data.num_examples.tolist() == [2, 1]
 
 
+def test_several_clients_of_a_partition_at_once() -> None:
+    rows = [torch.tensor(own) for own in ([5, 0, 2], [4], [1, 3])]
+    data = from_partition(torch.arange(6.0), torch.arange(6), rows, prepare=lambda x: x - x.mean())
+    x, y, lengths = data.gathered([2, 0]) or pytest.fail("they are rows of one tensor")
+    for part, own in enumerate((2, 0)):
+        expected = data.client(own)
+        assert torch.equal(torch.split(x, lengths)[part], expected[0])
+        assert torch.equal(torch.split(y, lengths)[part], expected[1])
+    with pytest.raises(IndexError, match="no client 3: this data set has 3 clients"):
+        data.gathered([0, 3])
+    assert from_tensors([(x, y)]).gathered([0]) is None
+
+
 def test_partition_of_another_data_set_is_refused() -> None:
     x, y = torch.zeros(6, 2), torch.zeros(6)
     with pytest.raises(ValueError, match=r"Client 1 is given example 6, .* numbered 0 to 5"):

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from fedvarp import Broadcast, LocalSGD, stream
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
-from fedvarp.data import FederatedDataset
+from fedvarp.data import FederatedDataset, from_partition
 from fedvarp.trainers import SequentialTrainer, VectorisedTrainer
 from small_federation import (
     EVERYONE,
@@ -44,9 +44,10 @@ def vectorised(reference: SequentialTrainer) -> VectorisedTrainer:
 def assert_it_is_the_plain_loop(
     reference: SequentialTrainer, corrected: bool = False, round: int = 0
 ) -> None:
-    sent = broadcast_of(reference.model, corrected)
-    expected = reference.train(sent, CLIENTS, round)
-    assert_same_updates(vectorised(reference).train(sent, CLIENTS, round), expected, exact=False)
+    sent, trainer = broadcast_of(reference.model, corrected), vectorised(reference)
+    for t in range(round, round + 5):  # often enough for steps to be recorded and replayed
+        expected = reference.train(sent, CLIENTS, t)
+        assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
 
 SETTINGS = [
@@ -65,6 +66,22 @@ def test_the_plain_loop_with_every_setting(sgd: LocalSGD, corrected: bool, augme
     for round in (0, 3):
         reference = plain(dataset(augment=augment), perceptron(), sgd)
         assert_it_is_the_plain_loop(reference, corrected, round)
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, 10])
+def test_clients_that_are_rows_of_one_tensor(batch_size: int) -> None:
+    """One gather for all, but whatever prepares a client's rows sees that client's alone."""
+    draws = stream(0, "rows")
+    x, y = torch.randn(40, FEATURES, generator=draws), torch.randint(3, (40,), generator=draws)
+    unequal = torch.split(torch.randperm(40, generator=draws), [3, 17, 9, 10, 1])
+    equal = torch.split(torch.randperm(40, generator=draws), 8)
+    for rows, clients in ((unequal, CLIENTS), (equal, CLIENTS), (equal, EVERYONE)):
+        data = from_partition(x, y, rows, prepare=lambda own: own - own.mean(0))
+        reference = plain(data, sgd=LocalSGD(lr=0.1, batch_size=batch_size, epochs=1))
+        sent, trainer = broadcast_of(reference.model), vectorised(reference)
+        for t in range(4):
+            expected = reference.train(sent, clients, t)
+            assert_same_updates(trainer.train(sent, clients, t), expected, exact=False)
 
 
 def test_nobody_answers() -> None:
@@ -174,12 +191,37 @@ class Shifted(nn.Module):
 
 def test_it_trains_with_the_buffers_it_was_sent() -> None:
     reference = plain(module=seeded(Shifted))
-    buffers = {"shift": torch.arange(float(FEATURES))}
-    sent = dataclasses.replace(broadcast_of(reference.model), buffers=buffers)
-    found = vectorised(reference).train(sent, EVERYONE, 0)
-    assert_same_updates(found, reference.train(sent, EVERYONE, 0), exact=False)
-    assert found.buffers.keys() == set(range(len(SIZES)))
-    assert all(torch.equal(b["shift"], buffers["shift"]) for b in found.buffers.values())
+    trainer = vectorised(reference)
+    for t in range(5):
+        buffers = {"shift": t * torch.arange(float(FEATURES))}
+        sent = dataclasses.replace(broadcast_of(reference.model), buffers=buffers)
+        found = trainer.train(sent, EVERYONE, t)
+        assert_same_updates(found, reference.train(sent, EVERYONE, t), exact=False)
+        assert found.buffers.keys() == set(range(len(SIZES)))
+        assert all(torch.equal(b["shift"], buffers["shift"]) for b in found.buffers.values())
+
+
+class Sharpened(nn.Module):
+    """Divides by a number that a callback may change between rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = perceptron()
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(x) / self.temperature
+        return logits
+
+
+def test_attributes_that_change_between_rounds_count() -> None:
+    module = Sharpened()
+    reference = plain(module=module)
+    sent, trainer = broadcast_of(reference.model), vectorised(reference)
+    for t in range(8):
+        module.temperature = 1.0 + t // 4
+        expected = reference.train(sent, CLIENTS, t)
+        assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
 
 @pytest.mark.parametrize(

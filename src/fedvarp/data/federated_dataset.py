@@ -113,15 +113,42 @@ class FederatedDataset:
             TypeError: It is no whole number.
             DataError: The client's data is empty, or x and y do not belong together.
         """
-        last = self.num_clients - 1
-        known = f"this data set has {self.num_clients} clients, numbered 0 to {last}."
         try:
             i = operator.index(i)
         except TypeError:
-            raise TypeError(f"A client is a whole number, not {i!r}: {known}") from None
+            raise TypeError(f"A client is a whole number, not {i!r}: {self._known}") from None
         if not 0 <= i < self.num_clients:
-            raise IndexError(f"There is no client {i}: {known}")
+            raise IndexError(f"There is no client {i}: {self._known}")
         return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
+
+    def gathered(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]] | None:
+        """Loads several clients at once, where their examples are rows of one tensor.
+
+        Args:
+            clients: Their numbers.
+
+        Returns:
+            x and y of all, one client after the other, and how many examples each has; None where
+            clients are loaded one by one: where `load` has no method `gathered` of its own.
+
+        Raises:
+            IndexError: There is no such client.
+            DataError: x and y do not belong together.
+        """
+        several = getattr(self.load, "gathered", None)
+        if several is None:
+            return None
+        for i in (min(clients), max(clients)):
+            if not 0 <= i < self.num_clients:
+                raise IndexError(f"There is no client {i}: {self._known}")
+        x, y, lengths = several(clients)
+        return *_as_examples((x, y), "A cohort"), lengths
+
+    @property
+    def _known(self) -> str:
+        return (
+            f"this data set has {self.num_clients} clients, numbered 0 to {self.num_clients - 1}."
+        )
 
     def largest_first(self, clients: Sequence[int]) -> list[int]:
         """Sorts clients by their number of examples, so that no long one is trained last.

@@ -204,6 +204,14 @@ class _IndexLists:
         start = int(self.starts[i])
         return self.flat[start : start + int(self.lengths[i])]
 
+    def gathered(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The indices of several clients, end to end, and how many each has."""
+        chosen = torch.tensor(clients, dtype=torch.int64)
+        lengths = self.lengths[chosen]
+        ends = lengths.cumsum(0)
+        shift = torch.repeat_interleave(self.starts[chosen] - ends + lengths, lengths)
+        return self.flat[shift + torch.arange(len(shift))], lengths.tolist()
+
 
 def _indices(given: Sequence[int] | Tensor, client: int) -> Tensor:
     if len(given) == 0:  # refused later, together with all other clients that have none
@@ -222,6 +230,13 @@ class _Rows:
         rows = self.partition[i]
         x = self.x[rows]
         return x if self.prepare is None else self.prepare(x), self.y[rows]
+
+    def gathered(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        rows, lengths = self.partition.gathered(clients)
+        x = self.x.index_select(0, rows)
+        if self.prepare is not None:  # may go by the client, say subtract its own mean
+            x = torch.cat([self.prepare(own) for own in torch.split(x, lengths)])
+        return x, self.y.index_select(0, rows), lengths
 
 
 @dataclass(frozen=True, eq=False)

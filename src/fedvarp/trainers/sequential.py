@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -134,18 +135,70 @@ def gather(
     Returns:
         The updates; clients that diverged are refused.
     """
-    kept = {client: result for client, result in results.items() if not result.diverged}
-    rows = [result.delta for result in kept.values()]
-    deltas = torch.stack(rows) if rows else w.new_empty(0, len(w))
-    return RoundUpdates(
-        clients=torch.tensor(list(kept), dtype=torch.int64),
+    found = list(results.values())
+    rows = [result.delta for result in found]
+    return updates(
+        list(results),
+        torch.stack(rows) if rows else w.new_empty(0, len(w)),
+        magnitudes=[result.magnitude for result in found],
+        mean_losses=[result.mean_loss for result in found],
+        num_steps=[result.num_steps for result in found],
+        num_examples=[result.num_examples for result in found],
+        num_gradients=[result.num_gradients for result in found],
+        buffers=buffers,
+        rate=rate,
+    )
+
+
+def updates(
+    clients: Sequence[int],
+    deltas: Tensor,
+    *,
+    magnitudes: Sequence[float],
+    mean_losses: Sequence[float],
+    num_steps: Sequence[int],
+    num_examples: Sequence[int],
+    num_gradients: Sequence[float],
+    buffers: Mapping[int, Mapping[str, Tensor]],
+    rate: float,
+) -> RoundUpdates:
+    """What the clients of a round send back, of whom some may have diverged.
+
+    Args:
+        clients: In the order of the round.
+        deltas: (M, d), their updates.
+        magnitudes: The largest absolute value of each; NaN if it holds one.
+        mean_losses: Of each, over its steps.
+        num_steps: How many steps each took.
+        num_examples: How many examples each holds.
+        num_gradients: How many gradients each update adds up.
+        buffers: By client; empty for a model without buffers.
+        rate: η_c of the round.
+
+    Returns:
+        The updates; clients that diverged are refused.
+    """
+    finite = [
+        math.isfinite(a) and math.isfinite(b) for a, b in zip(magnitudes, mean_losses, strict=True)
+    ]
+    whole = RoundUpdates(
+        clients=torch.tensor(clients, dtype=torch.int64),
         deltas=deltas,
-        measured=LargestEntries.known([result.magnitude for result in kept.values()], deltas),
-        num_steps=torch.tensor([r.num_steps for r in kept.values()], dtype=torch.int64),
-        num_examples=torch.tensor([r.num_examples for r in kept.values()], dtype=torch.int64),
-        num_gradients=torch.tensor([r.num_gradients for r in kept.values()], dtype=torch.float64),
+        measured=LargestEntries.known(magnitudes, deltas),
+        num_steps=torch.tensor(num_steps, dtype=torch.int64),
+        num_examples=torch.tensor(num_examples, dtype=torch.int64),
+        num_gradients=torch.tensor(num_gradients, dtype=torch.float64),
         scale=rate,
-        refused={client: DIVERGED for client in results if client not in kept},
-        buffers={client: of_client for client, of_client in buffers.items() if client in kept},
-        losses={client: result.mean_loss for client, result in kept.items()},
+        buffers=buffers,
+        losses=dict(zip(clients, mean_losses, strict=True)),
+    )
+    if all(finite):
+        return whole
+    refused = {client: DIVERGED for client, good in zip(clients, finite, strict=True) if not good}
+    return replace(
+        whole.keep([m for m, good in enumerate(finite) if good], refused),
+        buffers={
+            client: of_client for client, of_client in buffers.items() if client not in refused
+        },
+        losses={client: loss for client, loss in whole.losses.items() if client not in refused},
     )

@@ -1,0 +1,148 @@
+"""Recorded operations: the same bits as the function itself, and the function where that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
+
+from fedvarp import stream
+from fedvarp.trainers.replay import Replay, Tensors
+
+
+@dataclass
+class Counted:
+    """A function of tensors that knows how often Python has run it."""
+
+    calls: int = 0
+    scale: float = 1.0
+    seen: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensors:
+        self.calls += 1
+        weights = torch.ones_like(x).mul(3).sum(1, keepdim=True)  # depends on the shape alone
+        y = (x * weights * self.scale).view(x.shape)
+        return (y if mask is None else y * mask, x.exp() * 1)
+
+
+def inputs(rows: int = 2) -> Iterator[Tensor]:
+    draw = stream(0, "replayed")
+    while True:
+        yield torch.randn(rows, 3, generator=draw)
+
+
+def assert_same(found: Tensors, expected: Tensors) -> None:
+    assert all(map(torch.equal, found, expected))
+    assert len(found) == len(expected)
+
+
+def test_python_runs_a_function_four_times_and_never_again() -> None:
+    """Twice as it is, once to record it and once beside the first replay, to check it."""
+    counted, oracle, drawn = Counted(), Counted(), inputs()
+    replay = Replay(counted)
+    for call in range(8):
+        x = next(drawn)
+        assert_same(replay(x), oracle(x))
+        assert counted.calls == min(call + 1, 4)
+
+
+def test_each_shape_and_state_has_a_recording_of_its_own() -> None:
+    counted, oracle = Counted(), Counted()
+    replay = Replay(counted)
+    for _ in range(6):
+        for rows in (2, 5):
+            for scale in (1.0, 2.0):
+                x = next(inputs(rows))
+                counted.scale = oracle.scale = scale
+                mask = torch.tensor([True, False, True])
+                assert_same(replay(x, state=scale), oracle(x))
+                assert_same(replay(x, mask, state=scale), oracle(x, mask))
+                assert_same(replay(x.mT.contiguous().mT, state=scale), oracle(x))
+    assert counted.calls == 4 * 12
+
+
+def gradients(module: nn.Module, local: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensors:
+    parameters = {name: part.detach().requires_grad_() for name, part in local.items()}
+    out = vmap(lambda p, x: functional_call(module, p, (x,)))(parameters, x)
+    losses = cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none")
+    return torch.autograd.grad(losses.sum(), list(parameters.values()))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 3)),
+        nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten()),
+    ],
+    ids=["dense", "convolution"],
+)
+def test_gradients_under_vmap_are_the_same_bits(module: nn.Module) -> None:
+    names, parts = zip(*module.named_parameters(), strict=True)
+    outputs = module(torch.zeros(1, 6)).shape[1]
+    replay = Replay(
+        lambda x, y, *parts: gradients(module, dict(zip(names, parts, strict=True)), x, y)
+    )
+    draw = stream(0, "batches")
+    for _ in range(6):
+        x, y = torch.randn(2, 5, 6, generator=draw), torch.randint(outputs, (2, 5), generator=draw)
+        local = [torch.randn(2, *part.shape, generator=draw) for part in parts]
+        expected = gradients(module, dict(zip(names, local, strict=True)), x, y)
+        assert_same(replay(x, y, *local), expected)
+
+
+def branching(x: Tensor) -> Tensors:
+    return (x if x.sum() > 0 else -x,)
+
+
+def selecting(x: Tensor) -> Tensors:
+    return (x[x > 0].sum(),)
+
+
+def noisy(x: Tensor) -> Tensors:
+    return (x + torch.rand_like(x) * 0,)
+
+
+@dataclass
+class Growing:
+    calls: int = 0
+
+    def __call__(self, x: Tensor) -> Tensors:
+        self.calls += 1
+        return (x * self.calls,)
+
+
+@pytest.mark.parametrize("function", [branching, selecting, noisy, Growing()])
+def test_what_is_not_the_same_again_is_called_as_it_is(
+    function: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    replay, drawn = Replay(function), inputs()  # type: ignore[arg-type]
+    oracle = Growing() if isinstance(function, Growing) else function
+    with caplog.at_level(logging.WARNING):
+        for _ in range(8):
+            x = next(drawn)
+            assert_same(replay(x), oracle(x))  # type: ignore[operator]
+    (told,) = caplog.messages
+    assert "cannot be recorded and replayed" in told
+    assert "figures are the same" in told
+
+
+def test_writing_in_place_is_replayed_as_it_was() -> None:
+    total = torch.zeros(3)
+
+    def added(x: Tensor) -> Tensors:
+        sums = torch.zeros_like(x).add_(x).add_(1)
+        total.add_(x.sum(0))
+        return (sums.clone(),)
+
+    replay, drawn, expected = Replay(added), inputs(), torch.zeros(3)
+    for call in range(8):
+        x = next(drawn)
+        assert torch.equal(replay(x)[0], x + 1)
+        expected += x.sum(0) * (2 if call == 3 else 1)  # the check runs both
+        torch.testing.assert_close(total, expected)
