@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -174,8 +175,6 @@ def test_the_step_is_as_long_whoever_counts(refused: int) -> None:
         ({"scale": math.nan}, "RoundUpdates.scale is nan"),
         ({"weights": torch.tensor([1.0, math.inf])}, "RoundUpdates.weights"),
         ({"weights": torch.tensor([1.0])}, "RoundUpdates.weights"),
-        ({"num_gradients": torch.tensor([1.0, 0.0])}, "RoundUpdates.num_gradients"),
-        ({"num_gradients": torch.tensor([1.0, math.nan])}, "RoundUpdates.num_gradients"),
         ({"num_gradients": torch.tensor([1.0])}, "RoundUpdates.num_gradients"),
     ],
 )
@@ -291,6 +290,40 @@ def test_single_replies_are_stacked_and_bad_ones_named() -> None:
         3: "its update is torch.float64, the model is torch.float32",
         4: "it reports -4 local steps",
     }
+
+
+@pytest.mark.parametrize("lie", [2.5, 1e9, 10**9, 2**63, -1, math.nan, "5", None, True, [5], 0])
+def test_a_number_that_is_none_is_a_refusal_whatever_it_is(lie: Any) -> None:
+    """The others' step is the same as if the liar had never answered."""
+    honest, delta = Reply(0, torch.ones(D), 5, 5), torch.ones(D)
+    lies = [Reply(1, delta, num_steps=lie, num_examples=5)]
+    if lie != 0:
+        lies += [Reply(2, delta, 5, num_examples=lie)] * (lie != 10**9)
+        lies += [Reply(lie, delta, 5, 5)] * (lie != 10**9)
+    lies.append(Reply(3, lie, 5, 5))
+    updates = RoundUpdates.from_replies([*lies, honest], dim=D, client_lr=0.5, dtype=torch.float32)
+    assert updates.clients.tolist() == [0]
+    assert len(updates.refused) == len(lies)
+    server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
+    assert server.receive(updates).accepted == (0,)
+    assert server.w.tolist() == [-0.5] * D
+
+
+@pytest.mark.parametrize("count", [0.0, -3.0, math.nan, math.inf])
+def test_a_count_of_gradients_that_is_none_costs_its_reply(count: float) -> None:
+    updates = RoundUpdates(
+        torch.tensor([0, 1]),
+        torch.ones(2, D),
+        torch.tensor([5, 5]),
+        torch.tensor([5, 5]),
+        scale=0.5,
+        num_gradients=torch.tensor([5.0, count]),
+    )
+    server = Server(torch.zeros(D), Scaffold(MemoryTable(N, D)), ServerSGD())
+    report = server.receive(updates)
+    assert report.accepted == (0,)
+    assert "gradients" in report.refused[1]
+    assert server.w.tolist() == [-0.5] * D
 
 
 def test_no_reply_at_all_is_a_round_without_a_valid_reply() -> None:

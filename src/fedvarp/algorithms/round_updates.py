@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from fedvarp.tables.checks import refuse_duplicates
 from fedvarp.tables.largest_entries import LargestEntries, stacked
+
+MOST_STEPS: Final = 10**7
+"""More local steps in a round are a fault, or a lie."""
+
+_MOST_EXAMPLES: Final = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,29 +78,26 @@ class RoundUpdates:
         """Stacks single replies; one of the wrong size or type is refused, a repeated one ignored.
 
         Args:
-            replies: In any order.
+            replies: In any order, whatever is in them.
             dim: d, the length of the model.
             client_lr: η_c of the round.
             dtype: Of the model.
 
         Returns:
-            What came back, by client number, with the reasons of the refusals in `refused`.
+            What came back, by client number, with the reasons of the refusals in `refused`: −1, −2,
+            … stand for whoever has no number.
         """
         good: dict[int, Reply] = {}
         refused: dict[int, str] = {}
-        for reply in replies:
-            if reply.client in good:
+        for m, reply in enumerate(replies):
+            fault = _fault(reply, dim, dtype)
+            client = reply.client if _is_whole(reply.client, 0, 2**63 - 1) else -1 - m
+            if client in good:
                 continue  # the first answer counts; a repeated message brings nothing new
-            if tuple(reply.delta.shape) != (dim,):
-                refused[reply.client] = (
-                    f"its update has shape {tuple(reply.delta.shape)}, the model has {dim} numbers"
-                )
-            elif reply.delta.dtype != dtype:
-                refused[reply.client] = f"its update is {reply.delta.dtype}, the model is {dtype}"
-            elif reply.num_steps < 1:
-                refused[reply.client] = f"it reports {reply.num_steps} local steps"
+            if fault is None:
+                good[client] = reply
             else:
-                good[reply.client] = reply
+                refused[client] = fault
         kept = [good[client] for client in sorted(good)]
         steps = torch.tensor([reply.num_steps for reply in kept], dtype=torch.int64)
         deltas, measured = torch.empty(0, dim, dtype=dtype), None
@@ -205,12 +209,10 @@ class RoundUpdates:
                 "RoundUpdates.weights must hold one finite number for each client that answered."
             )
         counts = self.num_gradients
-        if counts is not None and not (
-            tuple(counts.shape) == (size,) and bool(((counts > 0) & counts.isfinite()).all())
-        ):
+        if counts is not None and tuple(counts.shape) != (size,):
             raise ValueError(
-                "RoundUpdates.num_gradients must hold one positive number for each client that "
-                "answered: how many gradients its row of deltas adds up."
+                "RoundUpdates.num_gradients must hold one number for each client that answered: "
+                "how many gradients its row of deltas adds up."
             )
         refuse_duplicates(self.clients, "RoundUpdates.clients")
         if not (isinstance(self.scale, int | float) and 0 < self.scale < math.inf):
@@ -218,3 +220,36 @@ class RoundUpdates:
                 f"RoundUpdates.scale is {self.scale}; it is the client rate of the round, a "
                 f"positive number."
             )
+
+
+def _fault(reply: Reply, dim: int, dtype: torch.dtype) -> str | None:
+    """Why a reply cannot be stacked with others; None if it can."""
+    delta = reply.delta
+    if not _is_whole(reply.client, 0, 2**63 - 1):
+        return f"its client number is {_shown(reply.client)}"
+    if not isinstance(delta, Tensor):
+        return f"its update is a {type(delta).__name__}, not a tensor"
+    if tuple(delta.shape) != (dim,):
+        return f"its update has shape {tuple(delta.shape)}, the model has {dim} numbers"
+    if delta.dtype != dtype:
+        return f"its update is {delta.dtype}, the model is {dtype}"
+    if not _is_whole(reply.num_steps, 1, MOST_STEPS):
+        return f"it reports {_shown(reply.num_steps)} local steps"
+    if not _is_whole(reply.num_examples, 0, _MOST_EXAMPLES):
+        return f"it reports {_shown(reply.num_examples)} examples"
+    return None
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    """Whether a value is a whole number of that size, and not only equal to one."""
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_number and least <= int(value) <= most  # type: ignore[call-overload]
+
+
+def _shown(value: object) -> str:
+    """A value in a message, however long it is."""
+    try:
+        text = repr(value)
+    except Exception:  # of an object of a client's making; a number may have too many digits, too
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:40]}…"

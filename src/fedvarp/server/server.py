@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
 from fedvarp.algorithms.clipped import Clipped
-from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.algorithms.round_updates import MOST_STEPS, RoundUpdates
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
 from fedvarp.settings.checked import checked
@@ -249,14 +249,15 @@ class Server:
         told = zip(
             clients,
             updates.num_steps.tolist(),
+            updates.gradient_counts.tolist(),
             updates.num_examples.tolist(),
             updates.largest_entries.values,
             strict=True,
         )
         refused = {
             client: why
-            for client, steps, examples, largest in told
-            if (why := self._fault(numbers, dtype, steps, examples, largest)) is not None
+            for client, *claims in told
+            if (why := self._fault(numbers, dtype, claims)) is not None
         }
         order = sorted(
             (m for m, client in enumerate(clients) if client not in refused),
@@ -264,16 +265,17 @@ class Server:
         )
         return updates if order == list(range(len(clients))) else updates.keep(order, refused)
 
-    def _fault(
-        self, numbers: int, dtype: torch.dtype, steps: int, examples: int, largest: float
-    ) -> str | None:
+    def _fault(self, numbers: int, dtype: torch.dtype, claims: Sequence[float]) -> str | None:
         """Why a reply cannot be used; None if it can."""
+        steps, gradients, examples, largest = claims
         if numbers != len(self.w):
             return f"its update has {numbers} numbers, the model has {len(self.w)}"
         if dtype != self.w.dtype:
             return f"its update is {dtype}, the model is {self.w.dtype}"
-        if steps < 1:
+        if not 1 <= steps <= MOST_STEPS:
             return f"it reports {steps} local steps"
+        if not 0 < gradients < math.inf:
+            return f"it says that its update adds up {gradients:g} gradients"
         if examples < 0:
             return f"it reports {examples} examples"
         if not math.isfinite(largest):
