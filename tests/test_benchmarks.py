@@ -245,3 +245,15 @@ def test_the_clients_that_lie_are_otherwise_those_of_the_preset() -> None:
     expected = [r["test_accuracy"] for r in records if r["round"] in (5, 10, 15, 20, 25)]
     assert found["scaffold|false|none"] == pytest.approx(sum(expected) / 5, abs=1e-6)
     assert found["scaffold|false|10 % × −10"] != found["scaffold|false|none"]
+
+
+def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
+    """The campaign of `python -m benchmarks.faults replies`, in short."""
+    from benchmarks.faults import replies
+
+    counts = replies.campaign(count=480, rounds=20)
+    assert counts.thrown.keys() == replies.BROKEN.keys() | replies.PLAUSIBLE.keys()
+    assert len(counts.thrown) > 90
+    assert (counts.foreign, counts.ended) == ([], [])
+    assert (counts.used, counts.lost) == ({}, {})
+    assert counts.faults == 0

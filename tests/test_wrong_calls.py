@@ -877,6 +877,7 @@ FLOWER: dict[str, tuple[dict[str, Any], str]] = {
         ("min_replies", 0, "min_replies = 0.*at least 1"),
         ("late_replies", -1, "late_replies = -1.*at least 0"),
         ("max_update_norm", -1, "max_update_norm = -1.*greater than 0"),
+        ("claims_within", 1, "claims_within = 1.*greater than 1"),
     ]
 }
 

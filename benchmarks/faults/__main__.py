@@ -11,7 +11,9 @@ import importlib
 import sys
 from typing import Final
 
-CAMPAIGNS: Final[dict[str, str]] = {}
+CAMPAIGNS: Final[dict[str, str]] = {
+    "replies": "broken replies and lies, at Flower strategies",
+}
 """Module: what it throws, at what."""
 
 

@@ -227,3 +227,22 @@ def test_settings_clip_any_algorithm_but_only_once() -> None:
 @pytest.mark.parametrize("off", [None, False])
 def test_false_and_none_switch_it_off(off: bool | None) -> None:
     assert Table(clip_updates=off).clip_updates is None
+
+
+def test_rows_that_are_means_of_gradients_are_bounded_by_what_they_are() -> None:
+    """A client that took ten steps, as all did, says that it took one: c_i would be ten times 1."""
+    clipped = Clipped(Scaffold(MemoryTable(4, 1)), multiple=3.0)
+    ten = torch.full((2,), 10)
+    honest = RoundUpdates(torch.tensor([0, 1]), torch.full((2, 1), 10.0), ten, ten, scale=0.1)
+    clipped.aggregate(honest)
+    liar = RoundUpdates(torch.tensor([2]), torch.full((1, 1), 10.0), ten[:1] // 10, ten[:1], 0.1)
+    table = clipped.table
+    assert table is not None
+    sent = clipped.corrections(torch.tensor([2]))
+    assert sent is not None
+    assert clipped.aggregate(liar).tolist() == [10.0], "its model is what it is"
+    assert clipped.clipped == (2,)
+    assert table.get(torch.tensor([2])).tolist() == [[3.0 - float(sent)]]
+    again = Clipped(Scaffold(MemoryTable(4, 1)), multiple=3.0)
+    again.load_state_dict(clipped.state_dict())
+    assert again.state_dict()["gradient_norms"].tolist() == [1.0, 1.0, 3.0]

@@ -5,49 +5,22 @@ Cohorts then follow the seed from the first round on, as those of the simulation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from fedvarp import flower as ours
 
+_ASKING: Final[dict[str, Any]] = {
+    "ask_names": True,
+    "min_train_nodes": 1,
+    "min_evaluate_nodes": 1,
+    "min_available_nodes": 1,
+}
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class _Asking:
-    ask_names: bool = True
-    min_train_nodes: int = 1
-    min_evaluate_nodes: int = 1
-    min_available_nodes: int = 1
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class FedAvg(_Asking, ours.FedAvg):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class FedVARP(_Asking, ours.FedVARP):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class ClusterFedVARP(_Asking, ours.ClusterFedVARP):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class MIFA(_Asking, ours.MIFA):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class Scaffold(_Asking, ours.Scaffold):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class FedProx(_Asking, ours.FedProx):
-    """See above."""
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class FedDyn(_Asking, ours.FedDyn):
-    """See above."""
+FedAvg = partial(ours.FedAvg, **_ASKING)
+FedVARP = partial(ours.FedVARP, **_ASKING)
+ClusterFedVARP = partial(ours.ClusterFedVARP, **_ASKING)
+MIFA = partial(ours.MIFA, **_ASKING)
+Scaffold = partial(ours.Scaffold, **_ASKING)
+FedProx = partial(ours.FedProx, **_ASKING)
+FedDyn = partial(ours.FedDyn, **_ASKING)

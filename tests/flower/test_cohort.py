@@ -22,7 +22,7 @@ from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.flower import cohort
-from fedvarp.flower.cohort import Candidate, candidates, training_cohort
+from fedvarp.flower.cohort import Candidate, Candidates, training_cohort
 from fedvarp.flower.identity import KnownClients
 from fedvarp.flower.names import name_in
 from flower.asking import ClusterFedVARP, FedAvg, FedVARP
@@ -70,7 +70,7 @@ def test_cohorts_are_online_distinct_and_as_large_as_can_be(
     clients = KnownClients()
     for number in range(num_known):
         clients.meet(str(number), node=number)
-    among = candidates(clients, sorted(online))
+    among = Candidates(clients, clients.look(online))
     arguments: dict[str, Any] = {"seed": 0, "round": round}
     full = training_cohort(among, size, when_offline="replace", **arguments)
     fewer = training_cohort(among, size, when_offline="fewer", **arguments)

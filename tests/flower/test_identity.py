@@ -40,7 +40,7 @@ def test_a_node_has_one_client_and_a_client_is_where_it_was_last_met(
         assert {node: c.name for node in range(5) if (c := known.at(node))} == last_at
         everybody_is_found = len(last_at) == len(known)
         seen = {node for _, node in meetings}
-        assert known.still_at(seen) == sorted(last_at if everybody_is_found else seen)
+        assert sorted(known.look(seen).online) == sorted(last_at if everybody_is_found else seen)
 
 
 def test_nobody_looks_for_a_client_that_went_by_its_node_id_until_it_told_its_name() -> None:
@@ -48,8 +48,8 @@ def test_nobody_looks_for_a_client_that_went_by_its_node_id_until_it_told_its_na
     clients.meet("node 7", 7)
     clients.meet("a", 7)
     clients.meet("a", 8)
-    assert [client.node for client in clients] == [None, 8]
-    assert clients.still_at([7, 8]) == [8]
+    assert [(client.name, client.row, client.node) for client in clients] == [("a", 0, 8)]
+    assert sorted(clients.look([7, 8]).online) == [8]
 
 
 def test_only_what_changed_about_a_client_is_saved() -> None:
@@ -64,7 +64,7 @@ def test_only_what_changed_about_a_client_is_saved() -> None:
     again.load_state_dict(clients.state_dict(), entries_of(clients))
     assert again.changed_entries() == {}
     clients.meet("b", 2)
-    assert clients.still_at([1, 2, 3]) == [1, 2], "it is back where it was"
+    assert sorted(clients.look([1, 2, 3]).online) == [1, 2], "it is back where it was"
 
 
 def test_a_client_that_returns_under_a_new_node_id_finds_its_row() -> None:
@@ -119,9 +119,9 @@ def test_a_node_that_was_left_is_remembered_until_it_is_not_listed_any_more(
     clients.meet("a", 1)
     clients.meet("a", 2)
     assert clients.at(1) is None
-    assert (clients.state_dict()["left"], clients.still_at([2, 1])) == ([1], [2])
-    assert clients.still_at([2]) == [2]
-    assert clients.still_at([2, 1]) == [1, 2], "it went, and came back as somebody else"
+    assert (clients.state_dict()["left"], sorted(clients.look([2, 1]).online)) == ([1], [2])
+    assert sorted(clients.look([2]).online) == [2]
+    assert sorted(clients.look([2, 1]).online) == [1, 2], "it went, and came back as somebody else"
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -195,7 +195,7 @@ def test_a_late_reply_does_not_bring_its_client_back_to_a_node_it_has_left(kind:
             grid.connect(999, {"partition-id": 1})
         strategy.aggregate_train(t, replies + (late if t == 3 else []))
     assert [client.node for client in strategy.clients] == [100, 999]
-    assert strategy.clients.still_at(grid.nodes) == [100, 999]
+    assert sorted(strategy.clients.look(grid.nodes).online) == [100, 999]
 
 
 def test_a_late_reply_is_no_news_of_a_client_that_is_looked_for() -> None:
@@ -205,8 +205,8 @@ def test_a_late_reply_is_no_news_of_a_client_that_is_looked_for() -> None:
     for name, node in (("A", 1), ("C", 5), ("A", 4), ("C", 4)):  # A is missing, 1 and 5 were left
         clients.meet(name, node)
     late: Any = SimpleNamespace(round=1, node=1)
-    assert strategy._rounds._meet(3, late, "A").node is None
-    assert clients.still_at([1, 4, 5]) == [1, 4, 5]  # it may be at any of them
+    assert strategy._rounds.reception._meet(3, late, "A").node is None
+    assert sorted(clients.look([1, 4, 5]).online) == [1, 4, 5]  # it may be at any of them
 
 
 def test_an_old_reply_does_not_undo_a_newer_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +235,7 @@ def test_an_old_reply_does_not_undo_a_newer_one_of_another_client_in_its_cluster
     """
     grid = numbered_grid(an_app(), 2)
 
-    def a_strategy() -> ClusterFedVARP:
+    def a_strategy() -> Any:
         strategy = ClusterFedVARP(clusters={0: "a", 1: "a"}, checkpoint=tmp_path)
         strategy.begin(w0())
         return strategy

@@ -122,7 +122,7 @@ def test_a_run_from_before_there_was_a_choice_of_sampling_goes_on(
     new = {"sampling", "weighted_by_key"}
     settings = {n: v for n, v in old.unchanging.items() if n not in new}
     with monkeypatch.context() as patch:
-        patch.setattr(FedVARP, "unchanging", property(lambda _: settings))
+        patch.setattr(type(old), "unchanging", property(lambda _: settings))
         run(old, grid, rounds=1)
     with pytest.raises(CheckpointError, match="sampling='uniform', not 'round_robin'"):
         run(FedVARP(checkpoint=tmp_path, sampling="round_robin"), grid, rounds=2)

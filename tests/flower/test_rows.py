@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
-from flower.asking import ClusterFedVARP, FedVARP, Scaffold
+from flower.asking import MIFA, ClusterFedVARP, FedVARP, Scaffold
 from flower.small_federation import (
     a_grid,
     an_app,
@@ -35,7 +35,7 @@ def test_n_counts_those_who_are_away_too() -> None:
 
 def test_newcomers_make_n_grow_and_their_rows_are_zero() -> None:
     grid = a_grid(an_app(), 3, seed=0)
-    strategy = FedVARP(seed=0, num_clients=2)
+    strategy = FedVARP(seed=0)
     strategy.begin(w0())
     for t, newcomer in ((1, 3), (2, 4)):
         train(strategy, grid, t)
@@ -44,6 +44,51 @@ def test_newcomers_make_n_grow_and_their_rows_are_zero() -> None:
     ask(strategy, grid, 3)
     assert table(strategy).num_clients == 5
     assert row_of(strategy, "4") == [0, 0]
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_no_more_clients_are_let_in_than_there_are(
+    answers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three clients two are let in; once one is forgotten there is room for the third."""
+    grid = numbered_grid(an_app(answers=answers, reports=True))
+    strategy = FedVARP(seed=0, num_clients=2, weighting="uniform")
+    strategy.begin(w0())
+    train(strategy, grid, 1)
+    assert sorted(client.name for client in strategy.clients) == ["0", "1"]
+    assert "'2' would be one more than num_clients=2" in caplog.text
+    assert table(strategy).num_clients == 2
+    assert table(strategy).mean().tolist() == [-1.5, -1.5]
+    strategy.forget("0")
+    grid.disconnect(100)
+    train(strategy, grid, 2)
+    assert sorted(client.name for client in strategy.clients) == ["1", "2"]
+
+
+@pytest.mark.parametrize("kind", [FedVARP, MIFA, ClusterFedVARP, Scaffold])
+def test_a_node_that_reports_a_new_name_each_time_has_one_row(kind: Any) -> None:
+    """Two honest clients and a liar, in 12 rounds: three rows, of which the liar's is its last."""
+    clusters = {"clusters": lambda name: "l" if name.startswith("liar") else name}
+    more: Any = clusters if kind is ClusterFedVARP else {}
+    grid = numbered_grid(an_app(answers=False, reports=True, steps=1))
+    strategy = kind(seed=0, weighting="uniform", clip_updates=None, **more)
+    strategy.begin(w0())
+
+    def lie(reply: Message) -> list[Message]:
+        if reply.metadata.src_node_id == 102 and reply.has_content():
+            name = f"liar {reply.metadata.group_id}"
+            del reply.content.metric_records["metrics"]["partition-id"]
+            reply.content["who"] = ConfigRecord({"partition-id": name})
+        return [reply]
+
+    grid.tamper = lie
+    for t in range(1, 13):
+        train(strategy, grid, t)
+        assert len(strategy.clients) == table(strategy).num_clients == 3
+    assert {client.name for client in strategy.clients} == {"0", "1", "liar 12"}
+    if kind is not Scaffold:  # whose correction was made for the name before
+        assert row_of(strategy, "liar 12") == [-3, -3]
+        assert table(strategy).mean().tolist() == [-2, -2]
 
 
 @pytest.mark.parametrize("kind", [FedVARP, ClusterFedVARP])

@@ -100,7 +100,7 @@ def test_fedexp_hears_of_the_replies() -> None:
 
 @pytest.mark.parametrize("name", ["adam", "exp"])
 def test_a_run_in_two_sittings_is_the_run_in_one(name: str, tmp_path: Path) -> None:
-    def strategy(**more: Any) -> ours.FedVARP:
+    def strategy(**more: Any) -> Any:
         return ours.FedVARP(clients_per_round=2, seed=1, server_optimizer=name, **more)
 
     whole = strategy()

@@ -53,6 +53,7 @@ def test_fedavg_is_the_mean_of_the_models_whatever_clients_report(
 ) -> None:
     """w − η Σ a_i (w − w_i)/η = Σ a_i w_i: steps do not enter, and η cancels."""
     told_apart = {"ask_names": False, "weighting": weighting, "clip_updates": None}
+    told_apart["claims_within"] = None
     round_ = Round(FedAvg(num_clients=NUM_CLIENTS, **told_apart))
     for t, replies in enumerate(rounds, 1):
         asked = round_.ask(t)

@@ -44,6 +44,9 @@ class Clipped(Aggregator):
     alone. Of an even number of norms the smaller middle one is taken. An update of zeros says
     nothing of how long others are, and is not counted.
 
+    Where rows are means of gradients, Δ_i / τ_i (SCAFFOLD), these are bounded in the same way, by
+    taking τ_i for more than was said: what is bounded is what is kept.
+
     What is not clipped is passed on as it came: such rounds are the algorithm's own to the bit.
     What is clipped counts for less, so that E[v] is biased where it clips. Honest updates differ in
     length too: plain differences of models grow with the number of local steps, so that a client
@@ -80,12 +83,13 @@ class Clipped(Aggregator):
         for name in _FORWARDED:
             setattr(self, name, getattr(self.aggregator, name))
         self._norms: list[float] = []  # of the last updates used, newest last
+        self._gradient_norms: list[float] = []  # ‖Δ_i‖ / τ_i of the same, where rows are such
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """What the algorithm makes of the clipped updates."""
         shortened, norms = self._clip(updates)
         v = self.aggregator.aggregate(shortened)
-        self._remember(norms)
+        self._remember(shortened, norms)
         return v
 
     def receive_late(self, updates: RoundUpdates) -> bool:
@@ -93,31 +97,47 @@ class Clipped(Aggregator):
         shortened, norms = self._clip(updates)
         used = self.aggregator.receive_late(shortened)
         if used:
-            self._remember(norms)
+            self._remember(shortened, norms)
         return used
 
     def _clip(self, updates: RoundUpdates) -> tuple[RoundUpdates, list[float]]:
         """The updates, none of them too long, and the norms they have now."""
         norms = [_norm(delta) for delta in updates.deltas]
-        known = self._norms or [norm for norm in norms if norm > 0]
-        limit = self.multiple * statistics.median_low(known) if known else math.inf
-        too_long = [m for m, norm in enumerate(norms) if norm > limit]
-        self.clipped = tuple(updates.clients[too_long].tolist())
-        if not too_long:
-            return updates, norms
-        deltas = updates.deltas.clone()
-        for m in too_long:
-            deltas[m] *= limit / norms[m]
-            norms[m] = limit
-        return replace(updates, deltas=deltas), norms
+        limit = self._limit(self._norms, norms)
+        too_long = {m for m, norm in enumerate(norms) if norm > limit}
+        if too_long:
+            deltas = updates.deltas.clone()
+            for m in too_long:
+                deltas[m] *= limit / norms[m]
+                norms[m] = limit
+            updates = replace(updates, deltas=deltas)
+        if self.aggregator.needs_gradients:
+            gradients, counts = _per_gradient(updates, norms), updates.gradient_counts.tolist()
+            limit = self._limit(self._gradient_norms, gradients)
+            too_few = {m for m, norm in enumerate(gradients) if norm > limit}
+            if too_few:
+                told = [norms[m] / limit if m in too_few else n for m, n in enumerate(counts)]
+                updates = replace(updates, num_gradients=torch.tensor(told, dtype=torch.float64))
+            too_long |= too_few
+        self.clipped = tuple(updates.clients[sorted(too_long)].tolist())
+        return updates, norms
 
-    def _remember(self, norms: list[float]) -> None:
-        self._norms = [*self._norms, *(norm for norm in norms if norm > 0)][-WINDOW:]
+    def _limit(self, earlier: list[float], now: list[float]) -> float:
+        known = earlier or [norm for norm in now if norm > 0]
+        return self.multiple * statistics.median_low(known) if known else math.inf
+
+    def _remember(self, updates: RoundUpdates, norms: list[float]) -> None:
+        self._norms = _newest(self._norms, norms)
+        if self.aggregator.needs_gradients:
+            self._gradient_norms = _newest(self._gradient_norms, _per_gradient(updates, norms))
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """The norms of the last updates, and what the algorithm remembers."""
         own = {f"algorithm/{name}": t for name, t in self.aggregator.state_dict().items()}
-        return {"norms": torch.tensor(self._norms, dtype=torch.float64), **own}
+        kept = {"norms": self._norms}
+        if self.aggregator.needs_gradients:
+            kept["gradient_norms"] = self._gradient_norms
+        return {n: torch.tensor(norms, dtype=torch.float64) for n, norms in kept.items()} | own
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes back what `state_dict` gave.
@@ -126,7 +146,12 @@ class Clipped(Aggregator):
             tensors: By name.
         """
         self._norms = tensors["norms"].tolist()
-        own = {n.removeprefix("algorithm/"): t for n, t in tensors.items() if n != "norms"}
+        self._gradient_norms = tensors.get("gradient_norms", torch.empty(0)).tolist()
+        own = {
+            name.removeprefix("algorithm/"): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("algorithm/")
+        }
         if own:
             self.aggregator.load_state_dict(own)
 
@@ -158,6 +183,15 @@ class Clipped(Aggregator):
     def without_replies(self) -> Tensor | None:
         """The algorithm's direction without replies, (d,)."""
         return self.aggregator.without_replies()
+
+
+def _newest(earlier: list[float], now: list[float]) -> list[float]:
+    return [*earlier, *(norm for norm in now if norm > 0)][-WINDOW:]
+
+
+def _per_gradient(updates: RoundUpdates, norms: list[float]) -> list[float]:
+    """‖Δ_i‖ / τ_i."""
+    return [norm / n for norm, n in zip(norms, updates.gradient_counts.tolist(), strict=True)]
 
 
 def _norm(delta: Tensor) -> float:

@@ -21,7 +21,7 @@ from fedvarp.server.flat_model import Slot
 from fedvarp.tables.blocks import blocks
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
-_VERSION_1: Final = b"\x93NUMPY\x01\x00"
+_VERSIONS: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # bytes of a header's length
 _LONGEST_HEADER: Final = 512  # bytes; beyond that it is nothing a model has
 
 NumpyArray = np.ndarray[Any, np.dtype[Any]]
@@ -235,8 +235,6 @@ def _flat(sent: Array, array: NamedArray) -> NumpyArray:
     """The numbers of a serialised array without copying them, once they are what they claim."""
     try:
         numbers = _without_copy(sent)
-        if not isinstance(numbers, np.ndarray):  # numpy.load gives an archive of several, too
-            raise UnusableArraysError(f"it is no array but {type(numbers).__name__}")
     except Exception as error:  # whatever a client managed to send; it costs that reply only
         raise UnusableArraysError(f"array {array.name!r} cannot be read: {error}") from error
     if numbers.size != array.size or numbers.dtype != np.dtype(sent.dtype):
@@ -244,45 +242,57 @@ def _flat(sent: Array, array: NamedArray) -> NumpyArray:
             f"array {array.name!r} holds {numbers.size} numbers of {numbers.dtype}, "
             f"but claims to be {sent.dtype} of shape {array.shape}"
         )
-    return numbers.reshape(-1)
+    return numbers
 
 
 def _converts(theirs: str, own: str) -> bool:
     """Whether numbers of one type can be taken for another: whole numbers may come as floats."""
     try:
         return np.dtype(theirs).kind in "fiu" and np.dtype(own).kind in "fiu"
-    except TypeError:  # there is no such type
+    except Exception:  # there is no such type; NumPy says so in several ways
         return False
 
 
 def _converted(numbers: NumpyArray, array: NamedArray) -> NumpyArray:
     """The numbers in the array's own type; a counter that is no whole number is none."""
     own = np.dtype(array.dtype)
-    is_counter = own.kind in "iu" and numbers.dtype.kind == "f"
-    if is_counter and not (np.isfinite(numbers) & (numbers == np.rint(numbers))).all():
+    with np.errstate(all="ignore"):  # what is too large is another number afterwards
+        converted = numbers.astype(own)
+    if own.kind in "iu" and numbers.dtype != own and not np.array_equal(converted, numbers):
         raise UnusableArraysError(f"array {array.name!r} must hold whole numbers ({own})")
-    return numbers.astype(own)
+    return converted
 
 
-def _without_copy(array: Array) -> NumpyArray:
-    """What `Array.numpy` returns, but a read-only view of the bytes of any usual array."""
+def _without_copy(array: Array) -> NumpyArray:  # one-dimensional
+    """The numbers of `Array.numpy`, which trusts what it reads: a read-only view of the bytes.
+
+    There are as many as the header says, or none are read: nothing is allocated on a client's word.
+    """
     if array.stype != SType.NUMPY:
         raise UnusableArraysError(f"serialised as {array.stype!r}")
-    start = 10 + int.from_bytes(array.data[8:10], "little")  # of the numbers, in version 1.0
-    if array.data[:8] != _VERSION_1 or start > _LONGEST_HEADER:
-        return array.numpy()
+    if array.data[:8] not in _VERSIONS:
+        raise UnusableArraysError("it is no NumPy array of a usual version")
+    width = _VERSIONS[array.data[:8]]
+    start = 8 + width + int.from_bytes(array.data[8 : 8 + width], "little")
+    if start > _LONGEST_HEADER:
+        raise UnusableArraysError(f"a header of {start} bytes")
     shape, in_fortran_order, dtype = _header(array.data[:start])
-    if in_fortran_order or dtype.hasobject or not dtype.isnative:
-        return array.numpy()
-    count = int(np.prod(shape, dtype=np.int64))
-    return np.frombuffer(array.data, dtype=dtype, count=count, offset=start)
+    count = math.prod(shape)
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise UnusableArraysError(f"{dtype} of shape {shape}")
+    if count * dtype.itemsize != len(array.data) - start:
+        raise UnusableArraysError(f"{len(array.data) - start} bytes for {dtype} of shape {shape}")
+    numbers = np.frombuffer(array.data, dtype=dtype, count=count, offset=start)
+    return numbers.reshape(shape, order="F").reshape(-1) if in_fortran_order else numbers
 
 
 @lru_cache(maxsize=4096)
 def _header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, order and dtype; the same few headers come with every reply."""
     stream = io.BytesIO(raw)
-    np.lib.format.read_magic(stream)
-    header: tuple[tuple[int, ...], bool, np.dtype[Any]]
-    header = np.lib.format.read_array_header_1_0(stream)
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+        version, np.lib.format.read_array_header_2_0
+    )
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(stream)
     return header

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
-from typing import Final, Literal
+from typing import Final, Literal, overload
 
 import torch
 from flwr.serverapp import Grid
 from flwr.supercore import log
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedvarp.clients.cohorts import ClientSampler
-from fedvarp.clients.draws import random_subset
+from fedvarp.clients.draws import random_subset, uniform_integers
 from fedvarp.clients.importance_sampling import UNIFORM_SHARE, ImportanceSampler
 from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.clients.stratified_sampling import StratifiedSampler
-from fedvarp.flower.identity import KnownClients
-from fedvarp.flower.names import name_of_node
+from fedvarp.flower.identity import Client, KnownClients, Presence
+from fedvarp.flower.names import name_of_node, name_order
 from fedvarp.randomness import stream
 
 WhenOffline = Literal["replace", "fewer"]
@@ -34,6 +35,7 @@ Select = Callable[[int, Sequence[str]], Iterable[str]]
 """(round, names of the clients online) → names of those who are asked."""
 
 _LOOK_EVERY: Final = 0.5  # seconds between two looks at who is online
+_MANY: Final = 10_000  # nodes online; it takes too long to put so many in order in every round
 
 
 @dataclass(frozen=True)
@@ -69,31 +71,64 @@ def wait_for_nodes(grid: Grid, wanted: int, timeout: float | None) -> int:
     return online
 
 
-def candidates(clients: KnownClients, online: Iterable[int]) -> list[Candidate]:
-    """Lists everybody among whom a cohort is drawn.
+class Candidates(Sequence[Candidate]):
+    """Everybody among whom a cohort is drawn, made only as far as they are looked at.
+
+    The clients known but those who are gone, by name, then the nodes that have not said who they
+    are.
 
     Args:
         clients: Those that are known.
-        online: Node ids.
-
-    Returns:
-        The clients known but those who are gone, by name, then the nodes that have not said who
-        they are.
+        presence: Who is there.
     """
-    here = set(online)
-    known = [
-        Candidate(
-            client.row,
-            client.node if client.node in here else None,
-            client.name,
-            client.cluster,
-            client.residual,
+
+    def __init__(self, clients: KnownClients, presence: Presence) -> None:
+        self._clients, self._presence = clients, presence
+        gone = sorted(
+            clients.place_in_order(client)
+            for row in presence.gone
+            if (client := clients.at_row(row)) is not None
         )
-        for client in clients.in_order()
-        if not client.is_gone(here)
-    ]
-    strangers = sorted(node for node in here if clients.at(node) is None)
-    return known + [Candidate(None, node, name_of_node(node)) for node in strangers]
+        self._before = [place - k for k, place in enumerate(gone)]  # how many others come first
+        self._known = len(clients) - len(gone)
+
+    def __len__(self) -> int:
+        return self._known + len(self._presence.strangers)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Candidate]: ...
+
+    def __getitem__(self, place: int | slice) -> Candidate | Sequence[Candidate]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        if place >= self._known:
+            return _stranger(self._presence.strangers[place - self._known])
+        return self._candidate(self._clients.in_order[place + bisect_right(self._before, place)])
+
+    def online(self) -> list[Candidate]:
+        """Those who are online, in their order."""
+        found = (self._clients.at(node) for node in self._presence.online)
+        known = sorted((c for c in found if c is not None), key=lambda c: name_order(c.name))
+        strangers = [_stranger(node) for node in self._presence.strangers]
+        return [self._candidate(client) for client in known] + strangers
+
+    @property
+    def num_online(self) -> int:
+        """How many of them are online."""
+        return len(self._presence.online)
+
+    def _candidate(self, client: Client) -> Candidate:
+        node = client.node if client.node in self._presence.online else None
+        return Candidate(client.row, node, client.name, client.cluster, client.residual)
+
+
+def _stranger(node: int) -> Candidate:
+    return Candidate(None, node, name_of_node(node))
 
 
 def training_cohort(
@@ -113,7 +148,7 @@ def training_cohort(
     importance the draw is among those online, as nobody could take another's place at its weight.
 
     Args:
-        among: See `candidates`.
+        among: See `Candidates`.
         size: M.
         seed: The run's seed.
         round: 0, 1, 2, ...
@@ -132,12 +167,34 @@ def training_cohort(
         return _by_importance(among, size, seed, round, uniform_share)
     drawn = _sampler(sampling, among, size, seed).cohort(round).clients.tolist()
     cohort = [among[i] for i in drawn if among[i].node is not None]
-    if when_offline == "replace":
-        chosen = set(drawn)
-        others = [c for i, c in enumerate(among) if i not in chosen and c.node is not None]
-        missing = min(len(drawn) - len(cohort), len(others))
-        cohort += _draw(others, missing, seed, "cohort replacements", round)
+    missing = len(drawn) - len(cohort)
+    if when_offline == "replace" and missing > 0:
+        generator = stream(seed, "cohort replacements", round)
+        cohort += _replacements(among, set(drawn), len(cohort), missing, generator)
     return cohort
+
+
+def _replacements(
+    among: Sequence[Candidate], drawn: set[int], found: int, missing: int, generator: Generator
+) -> list[Candidate]:
+    """Others online, each equally likely; where they are many not all of them are looked at."""
+    if isinstance(among, Candidates) and among.num_online - found > max(_MANY, 2 * missing):
+        chosen: dict[int, Candidate] = {}
+        while len(chosen) < missing:
+            places = uniform_integers(len(among), _MANY // 10, generator).tolist()
+            online = {p: c for p in places if p not in drawn and (c := among[p]).node is not None}
+            chosen |= dict(list(online.items())[: missing - len(chosen)])
+        return list(chosen.values())
+    asked = {among[i].name for i in drawn}
+    others = [candidate for candidate in _online(among) if candidate.name not in asked]
+    subset = random_subset(len(others), min(missing, len(others)), generator)
+    return [others[place] for place in subset.tolist()]
+
+
+def _online(among: Sequence[Candidate]) -> list[Candidate]:
+    if isinstance(among, Candidates):
+        return among.online()
+    return [candidate for candidate in among if candidate.node is not None]
 
 
 @dataclass(frozen=True)
@@ -168,7 +225,7 @@ def selected_cohort(among: Sequence[Candidate], round: int, select: Select) -> l
     """Those whom the user's function chooses.
 
     Args:
-        among: See `candidates`.
+        among: See `Candidates`.
         round: 1, 2, 3, ...
         select: The function.
 
@@ -178,7 +235,7 @@ def selected_cohort(among: Sequence[Candidate], round: int, select: Select) -> l
     Raises:
         ValueError: The function names somebody who is not online.
     """
-    online = {client.name: client for client in among if client.node is not None}
+    online = {client.name: client for client in _online(among)}
     chosen = [str(name) for name in select(round, list(online))]
     if strange := [name for name in chosen if name not in online]:
         raise ValueError(
@@ -212,11 +269,6 @@ def evaluation_cohort(
     Returns:
         The cohort; everybody, if there are no more.
     """
-    return _draw(online, min(size, len(online)), seed, "evaluation", round)
-
-
-def _draw(
-    among: Sequence[Candidate], size: int, seed: int, purpose: str, round: int
-) -> list[Candidate]:
-    chosen = random_subset(len(among), size, stream(seed, purpose, round))
-    return [among[i] for i in chosen.tolist()]
+    size = min(size, len(online))
+    chosen = random_subset(len(online), size, stream(seed, "evaluation", round))
+    return [online[place] for place in chosen.tolist()]

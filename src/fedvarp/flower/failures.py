@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fedvarp.errors import FedvarpError
-from fedvarp.flower.round import Outcome
+from fedvarp.flower.reception import Outcome
 
 
 class NoUsableReplyError(FedvarpError):

@@ -6,7 +6,8 @@ SuperNode. See `docs/decisions/flower-identity.md`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -43,30 +44,36 @@ class Client:
         """Whether it goes by its node id: nobody will know it under another one."""
         return is_name_of_a_node(self.name)
 
-    def is_gone(self, online: Collection[int]) -> bool:
-        """Whether nobody can say that it will ever be seen again.
 
-        Args:
-            online: Ids of the nodes online.
+@dataclass(frozen=True, eq=False)
+class Presence:
+    """Who is there, as far as Flower's list of nodes tells.
 
-        Returns:
-            True of a client without a name whose node is not among them. One with a name is
-            merely absent.
-        """
-        return self.is_nameless and self.node not in online
+    Attributes:
+        online: The nodes that may have a client.
+        strangers: Those of them whose client is not known, ascending.
+        gone: The rows of clients without a name whose node is not online: nobody can say that they
+            will ever be seen again. One with a name is merely absent.
+    """
+
+    online: Set[int]
+    strangers: Sequence[int]
+    gone: Set[int]
 
 
 class KnownClients:
     """The clients that have been met; each keeps its row until it is forgotten.
 
-    New ones may join at any time, in O(1). They get the rows of those who were forgotten first.
+    New ones may join at any time. They get the rows of those who were forgotten first. A node has
+    one client: a name that nobody knows, told by a node whose client is known, is a new name for
+    that client and not another client.
 
     >>> clients = KnownClients()
     >>> clients.meet("hospital-a", node=71).row, clients.meet("hospital-b", node=72).row
     (0, 1)
     >>> clients.meet("hospital-a", node=73).row  # its SuperNode has been started again
     0
-    >>> clients.still_at([71, 72, 73])  # Flower lists the dead one for a while
+    >>> sorted(clients.look([71, 72, 73]).online)  # Flower lists the dead one for a while
     [72, 73]
     """
 
@@ -78,6 +85,9 @@ class KnownClients:
         self._missing: set[int] = set()  # rows of clients in whose place another has turned up
         self._vacant: set[int] = set()  # rows of clients that were forgotten
         self._changed: set[int] = set()  # rows that the next checkpoint has to write
+        self._order: list[Client] = []  # by name
+        self._nameless: dict[int, Client] = {}  # by row
+        self._looked: tuple[list[int], Presence] | None = None  # while nobody has moved since
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -117,31 +127,59 @@ class KnownClients:
         """
         return self._by_name.get(name)
 
-    def in_order(self) -> list[Client]:
+    @property
+    def in_order(self) -> Sequence[Client]:
         """All clients by name, 2 before 10: an order that no connection has a say in."""
-        return sorted(self._by_name.values(), key=lambda client: name_order(client.name))
+        return self._order
+
+    def place_in_order(self, client: Client) -> int:
+        """Where a client stands in the order of names.
+
+        Args:
+            client: One that is known.
+
+        Returns:
+            Its place, counted from 0.
+        """
+        return bisect_left(self._order, _by_name(client), key=_by_name)
+
+    def at_row(self, row: int | None) -> Client | None:
+        """Looks a client up by its row.
+
+        Args:
+            row: Its number; None: nobody's.
+
+        Returns:
+            The client; None if there is none.
+        """
+        return None if row is None else self._by_row.get(row)
 
     def meet(self, name: str, node: int | None = None) -> Client:
         """Notes that a client exists, and where it is.
 
         Args:
-            name: What it is known by; a new name gets the next row.
+            name: What it is known by. One that is not known is a new name for the client at that
+                node; if there is none it gets the next row.
             node: The node where it is from now on; None: no news of that.
 
         Returns:
             The client.
         """
         client = self._by_name.get(name)
-        if client is None:
+        if client is None and node is not None and node in self._by_node:
+            client = self._by_node[node]
+            self._leave(client)
+            client.name = name
+            self._enter(client)
+        elif client is None:
             client = Client(name, row=self.next_row)
             self._enter(client)
-            self._changed.add(client.row)
         if node is not None:
             self._move(client, node)
         return client
 
-    def still_at(self, nodes: Iterable[int]) -> list[int]:
-        """Leaves out the nodes whose client is elsewhere by now.
+    def look(self, nodes: Iterable[int]) -> Presence:
+        """Finds out who is there.
 
         Flower lists a SuperNode that died for a while beside the one started in its place. Once it
         is not listed any more it is forgotten: under its key it may return with another client.
@@ -152,11 +190,19 @@ class KnownClients:
             nodes: The nodes that Flower lists now.
 
         Returns:
-            Those that may have a client, ascending.
+            Who is there; the same object while nothing has changed.
         """
-        listed = set(nodes)
-        self._left &= listed
-        return sorted(listed if self._missing else listed - self._left)
+        listed = list(nodes)
+        if self._looked is not None and self._looked[0] == listed:
+            return self._looked[1]
+        online = set(listed)
+        self._left &= online
+        if not self._missing:
+            online -= self._left
+        strangers = sorted(online - self._by_node.keys())
+        gone = {row for row, client in self._nameless.items() if client.node not in online}
+        self._looked = listed, Presence(online, strangers, gone)
+        return self._looked[1]
 
     def has_left(self, node: int) -> bool:
         """Whether the client that was at a node has turned up elsewhere.
@@ -216,12 +262,11 @@ class KnownClients:
         Args:
             client: The client.
         """
-        del self._by_name[client.name], self._by_row[client.row]
+        self._leave(client)
         if client.node is not None:
             del self._by_node[client.node]
         self._missing.discard(client.row)
         self._vacant.add(client.row)
-        self._changed.add(client.row)
 
     # Checkpoints
 
@@ -253,9 +298,10 @@ class KnownClients:
         """
         self._left.update(state["left"])
         self._missing.update(state["missing"])
-        for key, entry in entries.items():
-            if key.startswith(ENTRY):
-                self._enter(Client(**entry))
+        found = [Client(**entry) for key, entry in entries.items() if key.startswith(ENTRY)]
+        for client in sorted(found, key=_by_name):  # so that each comes last in the order
+            self._enter(client)
+        self.saved()
         self._vacant = set(range(max(self._by_row, default=-1))) - self._by_row.keys()
 
     def _enter(self, client: Client) -> None:
@@ -264,6 +310,19 @@ class KnownClients:
         self._by_row[client.row] = client
         if client.node is not None:
             self._by_node[client.node] = client
+        if client.is_nameless:
+            self._nameless[client.row] = client
+        insort(self._order, client, key=_by_name)
+        self._changed.add(client.row)
+        self._looked = None
+
+    def _leave(self, client: Client) -> None:
+        """Its node stays what it was."""
+        del self._order[self.place_in_order(client)]
+        del self._by_name[client.name], self._by_row[client.row]
+        self._nameless.pop(client.row, None)
+        self._changed.add(client.row)
+        self._looked = None
 
     def _move(self, client: Client, node: int) -> None:
         """Only one client is at a node: where the one seen there before is now, nobody knows."""
@@ -283,3 +342,8 @@ class KnownClients:
         self._left.discard(node)
         self._missing.discard(client.row)
         self._changed.add(client.row)
+        self._looked = None
+
+
+def _by_name(client: Client) -> tuple[int, int, str]:
+    return name_order(client.name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedvarp.flower.client import IDENTITY_ACTION
-from fedvarp.flower.identity import KnownClients
 from fedvarp.flower.ledger import send_and_receive
 from fedvarp.flower.names import (
     NODE_ID,
@@ -16,8 +17,8 @@ from fedvarp.flower.names import (
     name_in,
     name_of_node,
     name_of_supernode,
-    name_order,
 )
+from fedvarp.flower.rows import ClientRows
 
 
 class NameFinder:
@@ -37,21 +38,19 @@ class NameFinder:
         self._may_ask = ask
         self._silent: set[int] = set()  # nodes that were asked and did not say who they are
 
-    def find(self, grid: Grid, clients: KnownClients, timeout: float | None) -> None:
+    def find(self, grid: Grid, rows: ClientRows, timeout: float | None) -> None:
         """Meets the clients online, as far as they can be known, in the order of their names.
 
         Args:
             grid: Flower's connection to the nodes.
-            clients: Who is known; new ones are added.
+            rows: Those of the clients known; new ones are added.
             timeout: How long to wait for answers, in seconds; None: until there are all.
         """
-        online = clients.still_at(grid.get_node_ids())
-        strangers = sorted(node for node in online if clients.at(node) is None)
-        names = self._names(grid, strangers, timeout) if strangers else {}
-        for node in sorted(names, key=lambda node: (name_order(names[node]), node)):
-            clients.meet(names[node], node)
+        strangers = rows.clients.look(grid.get_node_ids()).strangers
+        if strangers:
+            rows.meet_all(self._names(grid, strangers, timeout))
 
-    def _names(self, grid: Grid, strangers: list[int], timeout: float | None) -> dict[int, str]:
+    def _names(self, grid: Grid, strangers: Sequence[int], timeout: float | None) -> dict[int, str]:
         if self._identity == NODE_ID:
             return {node: name_of_node(node) for node in strangers}
         told = {info.node_id: self._told_by_flower(info) for info in grid.get_nodes()}

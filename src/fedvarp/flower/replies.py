@@ -10,15 +10,18 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
+from fedvarp.algorithms.round_updates import MOST_STEPS
 from fedvarp.flower.arrays import Layout, UnusableArraysError
 from fedvarp.flower.client import CLIENT_LR, NUM_GRADIENTS, NUM_STEPS
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
 # Beyond these a number is a fault, not a measurement.
-_MOST: Final = {NUM_STEPS: 1e7, NUM_GRADIENTS: 1e7, CLIENT_LR: 1e4}
+_MOST: Final = {NUM_STEPS: float(MOST_STEPS), NUM_GRADIENTS: float(MOST_STEPS), CLIENT_LR: 1e4}
 _MOST_EXAMPLES: Final = 1e12
 _LEAST: Final = 1e-12
 _LONGEST_NAME: Final = 200
+_LONGEST_NUMBER: Final = 30  # digits of a name that is a number
+_LONGEST_REASON: Final = 300
 
 
 class RefusedReplyError(Exception):
@@ -33,6 +36,7 @@ class Update:
     round: int  # of the model it was trained from, counted from 1
     difference: Tensor  # (d,) float32, w - w_i, finite
     magnitude: float  # the largest absolute value in it
+    norm: float | None  # ‖w - w_i‖, where somebody asks for it
     buffers: dict[str, Tensor]
     num_examples: float
     num_steps: int  # as the client counts them; 1 if it does not say
@@ -48,7 +52,7 @@ class ReplyReader:
     Attributes:
         layout: The layout of the model's arrays.
         array_key: The name of the record that holds them.
-        max_norm: The longest update that is believed, ‖w - w_i‖; None: any.
+        max_norm: The longest update that is believed, ‖w - w_i‖ or what is made of it; None: any.
         steps_needed: Whether a reply must say how many steps were taken.
         weighted_by: The key of the number of examples.
     """
@@ -85,12 +89,15 @@ class ReplyReader:
             buffers = self.layout.read_buffers(record)
         except UnusableArraysError as error:
             raise RefusedReplyError(str(error)) from error
-        self._refuse_diverged(out, magnitude, buffers)
+        _refuse_diverged(magnitude, buffers)
+        norm = None if self.max_norm is None else float(torch.linalg.vector_norm(out))
+        self.refuse_long(norm)
         return Update(
             node=reply.metadata.src_node_id,
             round=round,
             difference=out,
             magnitude=magnitude,
+            norm=norm,
             buffers=buffers,
             num_examples=num_examples,
             num_steps=num_steps,
@@ -131,21 +138,27 @@ class ReplyReader:
             )
         return next(iter(records.values()))
 
-    def _refuse_diverged(
-        self, difference: Tensor, magnitude: float, buffers: dict[str, Tensor]
-    ) -> None:
-        if not math.isfinite(magnitude) or not all(
-            bool(b.isfinite().all()) for b in buffers.values()
-        ):
-            raise RefusedReplyError("its arrays hold NaN or infinity: local training diverged")
-        if magnitude > DIVERGED_ABOVE:
-            raise RefusedReplyError(f"its update reaches {magnitude:.1e}: training diverged")
-        if self.max_norm is not None:
-            norm = float(torch.linalg.vector_norm(difference))
-            if not norm <= self.max_norm:
-                raise RefusedReplyError(
-                    f"its update has norm {norm:.3g}, above max_update_norm={self.max_norm:g}"
-                )
+    def refuse_long(self, norm: float | None, times: float = 1.0) -> None:
+        """Refuses an update that is too long.
+
+        Args:
+            norm: ‖w − w_i‖; None where nobody asks for it.
+            times: How much longer it is as it is used.
+
+        Raises:
+            RefusedReplyError: It is.
+        """
+        if norm is not None and self.max_norm is not None and not norm * times <= self.max_norm:
+            raise RefusedReplyError(
+                f"its update has norm {norm * times:.3g}, above max_update_norm={self.max_norm:g}"
+            )
+
+
+def _refuse_diverged(magnitude: float, buffers: dict[str, Tensor]) -> None:
+    if not math.isfinite(magnitude) or not all(bool(b.isfinite().all()) for b in buffers.values()):
+        raise RefusedReplyError("its arrays hold NaN or infinity: local training diverged")
+    if magnitude > DIVERGED_ABOVE:
+        raise RefusedReplyError(f"its update reaches {magnitude:.1e}: training diverged")
 
 
 def refuse_error(reply: Message) -> None:
@@ -198,9 +211,25 @@ def text_in(content: RecordDict, key: str) -> str | None:
     for value in told:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, int | str) and 0 < len(str(value)) <= _LONGEST_NAME:
+        if isinstance(value, int) and abs(value) < 10**_LONGEST_NUMBER:
             return str(value)
+        if isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
+            return value
     return None
+
+
+def shown(text: str) -> str:
+    """What others have written, fit for a line of a log.
+
+    Args:
+        text: Anything.
+
+    Returns:
+        Its beginning, in printable characters.
+    """
+    start = text[:_LONGEST_REASON]
+    printable = "".join(c if c.isprintable() else "�" for c in start)
+    return printable if len(text) <= _LONGEST_REASON else f"{printable}…"
 
 
 def _number_in(content: RecordDict, key: str) -> float | None:

@@ -12,8 +12,10 @@ from flwr.app.typing import MetricRecordValues
 from flwr.serverapp.strategy import Result
 from flwr.supercore import log
 
-from fedvarp.flower.replies import examples_in
-from fedvarp.flower.round import Outcome, TrainingRounds
+from fedvarp.flower.claims import Claims
+from fedvarp.flower.reception import Outcome
+from fedvarp.flower.replies import examples_in, shown
+from fedvarp.flower.round import TrainingRounds
 
 if TYPE_CHECKING:
     from fedvarp.flower.settings import StrategySettings
@@ -25,7 +27,10 @@ _ENTRY: Final = "history/"  # before the round, in the keys of a checkpoint's en
 
 
 def weighted_means(
-    contents: Sequence[RecordDict], weighted_by: str, leave_out: Collection[str]
+    contents: Sequence[RecordDict],
+    weighted_by: str,
+    leave_out: Collection[str],
+    within: float | None = None,
 ) -> MetricRecord:
     """Averages each metric over the replies that report it, weighted by their examples.
 
@@ -36,13 +41,14 @@ def weighted_means(
         contents: Of replies that have been checked.
         weighted_by: The key of the number of examples.
         leave_out: Keys that are no metrics.
+        within: See `Claims`.
 
     Returns:
         The means.
     """
     reports: dict[str, list[tuple[float, list[float], bool]]] = {}
-    for content in contents:
-        weight = examples_in(content, weighted_by)
+    weights = Claims(within).believed([examples_in(each, weighted_by) for each in contents])
+    for content, weight in zip(contents, weights, strict=True):
         for record in content.metric_records.values():
             for key, value in record.items():
                 if key != weighted_by and key not in leave_out:
@@ -134,8 +140,16 @@ class RunLog:
         for name, late in outcome.refreshed:
             log(INFO, "\t> A late reply refreshed the row of %r, %d round(s) stale.", name, late)
         if outcome.clipped:
-            who = ", ".join(map(repr, outcome.clipped))
+            who = shown(", ".join(map(repr, outcome.clipped)))
             log(WARNING, "\t> %d updates were clipped: those of %s.", len(outcome.clipped), who)
+        if outcome.doubted:
+            log(
+                WARNING,
+                "\t> What %s said of examples or steps is more than %g times off the median of "
+                "all clients, and counts as that much (claims_within).",
+                shown(", ".join(map(repr, outcome.doubted))),
+                self._settings.claims_within,
+            )
         if outcome.nameless:
             identity = self._settings.identity
             self._once(
@@ -163,15 +177,6 @@ class RunLog:
             )
         elif has_rows and units.source == "sent":
             self._once("rates", INFO, "The clients' rate is the one that they are sent.")
-        expected, found = self._settings.num_clients, rounds.rows.num_clients
-        if expected is not None and found > expected:
-            self._once(
-                "more clients",
-                WARNING,
-                "There are more clients than num_clients=%d: %d so far. The table has grown.",
-                expected,
-                found,
-            )
 
     def _once(self, topic: str, level: int, message: str, *values: object) -> None:
         if topic not in self._said:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from flwr.supercore import log
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
-from fedvarp.flower.identity import KnownClients
+from fedvarp.flower.identity import KnownClients, Presence
 from fedvarp.flower.ledger import Ledger
 from fedvarp.flower.names import name_order
 from fedvarp.flower.replies import ReplyReader
@@ -120,19 +120,19 @@ class FederatedRun:
         """Whether the checkpoint holds this run already."""
         return self.checkpoint is not None and self.checkpoint.round is not None
 
-    def look_around(self, online: Collection[int]) -> None:
+    def look_around(self, presence: Presence) -> None:
         """Drops what a run that goes on has kept of clients nobody can know again.
 
         Those without a name go by the id of their node. In a simulation ids are new each time; on a
         deployment a SuperNode that is still there has kept its own, and its row.
 
         Args:
-            online: Ids of the nodes online.
+            presence: Who is there.
         """
         if not self.is_resumed:
             return
         self.is_resumed, rows = False, self.rounds.rows
-        gone = [client for client in rows.clients if client.is_gone(online)]
+        gone = [client for client in rows.clients if client.row in presence.gone]
         dropped = sum(client.last_round > 0 for client in gone)
         for client in gone:
             rows.forget(client, in_shared_rows=False)
@@ -206,7 +206,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
         server = Server(layout.vector(initial), aggregator, settings.make_server_optimizer())
-        units = UpdateUnits(settings.client_lr, settings.normalise_steps)
+        units = UpdateUnits(settings.client_lr, settings.normalise_steps, settings.claims_within)
         buffers = layout.read_buffers(initial)
         if checkpoint is not None and checkpoint.restore(server):
             units.load_state_dict(checkpoint.notes["units"])
@@ -217,9 +217,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
     rounds = TrainingRounds(
         server=server,
         buffers=buffers,
-        rows=ClientRows(
-            aggregator.table, clients, clusters, max(1, settings.num_clients or 0), by_examples
-        ),
+        rows=ClientRows(aggregator.table, clients, clusters, settings.num_clients, by_examples),
         reader=ReplyReader(
             layout,
             settings.arrayrecord_key,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Set
+from logging import WARNING
+from typing import Any, Final
 
 import torch
 from flwr.app import RecordDict
+from flwr.supercore import log
 from torch import Tensor
 
-from fedvarp.flower.identity import Client, KnownClients
+from fedvarp.flower.identity import Client, KnownClients, Presence
+from fedvarp.flower.names import name_order
 from fedvarp.flower.replies import RefusedReplyError, text_in
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.clustered import ClusteredTable
 
 ClusterSource = Mapping[str | int, str | int] | Callable[[str], str | int] | str
 """{name: cluster}, name → cluster, or the key under which a client reports its cluster."""
+
+
+_UNIT: Final = 2**1074
 
 
 class Clusters:
@@ -49,23 +55,26 @@ class Clusters:
         """K, and one for row 0."""
         return len(self.labels) + 1
 
-    def label_of(self, client: str, content: RecordDict | None) -> str:
+    def label_of(self, client: str, content: RecordDict | None, most: float = math.inf) -> str:
         """Finds out to which cluster a client belongs.
 
         Args:
             client: Its name.
             content: Of its reply; None if there is none.
+            most: How many clusters there may be if clients say which they are in.
 
         Returns:
             The label of its cluster.
 
         Raises:
-            RefusedReplyError: Nobody knows.
+            RefusedReplyError: Nobody knows, or there would be too many.
         """
         if isinstance(self._source, str):
             label = None if content is None else text_in(content, self._source)
             if label is None:
                 raise RefusedReplyError(f"it does not report its cluster, {self._source!r}")
+            if label not in self.labels and len(self.labels) >= most:
+                raise RefusedReplyError(f"its cluster {label!r} would be more than clients are")
             return label
         if isinstance(self._source, Mapping):
             if client not in self._mapping:
@@ -133,7 +142,8 @@ class ClientRows:
         table: The algorithm's table; None if it has none.
         clients: The clients known.
         clusters: Their clusters; None: each client has a row of its own.
-        num_clients: N if fewer clients have turned up.
+        num_clients: N if fewer clients have turned up; more are not let in. None: as many as have
+            turned up.
         by_examples: Whether clients count by their examples, or all the same.
     """
 
@@ -142,18 +152,61 @@ class ClientRows:
         table: ClientTable | None,
         clients: KnownClients,
         clusters: Clusters | None,
-        num_clients: int,
+        num_clients: int | None,
         by_examples: bool,
     ) -> None:
         self.clients = clients
         self.clusters = clusters
-        self.num_clients = max(num_clients, len(clients))  # N
+        self._least = max(1, num_clients or 0)
+        self.num_clients = max(self._least, len(clients))  # N
+        self._most = math.inf if num_clients is None else max(num_clients, len(clients))
         self._table = table
-        self._least = num_clients
         self._by_examples = by_examples
-        self._gone: set[int] = set()  # rows that do not count now
+        self._presence: Presence | None = None
+        self._gone: Set[int] = frozenset()  # rows that do not count now
+        self._told: dict[int, float] = {}  # row: what its client counts for, as far as it is known
+        self._all_told = 0  # the sum of those that count now, exactly, in units of 2^-1074
+        self._shares = torch.ones(0, dtype=torch.float64)
+        for client in clients:
+            self._note_examples(client)
 
-    def count(self, online: Collection[int]) -> None:
+    def meet(self, name: str, node: int | None) -> Client:
+        """Meets a client, which may be a new one or have a new name; see `KnownClients.meet`.
+
+        Args:
+            name: What it is known by.
+            node: The node where it is from now on; None: no news of that.
+
+        Returns:
+            The client. If it has a new name in place of another its row is as if never written.
+
+        Raises:
+            RefusedReplyError: It would be one more than `num_clients`.
+        """
+        known, before = self.clients.named(name), None if node is None else self.clients.at(node)
+        if known is None and before is None and len(self.clients) - len(self._gone) >= self._most:
+            raise RefusedReplyError(
+                f"{name!r} would be one more than num_clients={self._most}: somebody goes by "
+                f"several names, or it is too low; strategy.forget(name) makes room"
+            )
+        if known is None and before is not None and not before.is_nameless:
+            self._empty(before, in_shared_rows=False)
+            self.clients.refreshed(before, 0)
+        return self.clients.meet(name, node)
+
+    def meet_all(self, names: Mapping[int, str]) -> None:
+        """Meets clients in the order of their names; says of whom there is no room for.
+
+        Args:
+            names: What the client at each node goes by.
+        """
+        for node in sorted(names, key=lambda node: (name_order(names[node]), node)):
+            try:
+                self.place(self.meet(names[node], node), None)
+            except RefusedReplyError as why:
+                log(WARNING, "The client at node %d is not let in: %s.", node, why)
+
+    def count(self, presence: Presence) -> None:
         """Makes N the number of those who may be drawn, and no row count of whom is gone.
 
         Whoever has a name counts until it is forgotten, and a client without one while its node is
@@ -161,12 +214,46 @@ class ClientRows:
         replayed for ever. A row comes back with its node.
 
         Args:
-            online: Ids of the nodes online.
+            presence: Who is there.
         """
-        self._gone = {client.row for client in self.clients if client.is_gone(online)}
+        if presence is self._presence:
+            return
+        for row in presence.gone ^ self._gone:
+            sign = -1 if row in presence.gone else 1
+            self._all_told += sign * _exactly(self._told.get(row, 0.0))
+            self._share(row, 0.0 if sign < 0 else self._told.get(row, 1.0))
+        self._presence, self._gone = presence, presence.gone
         known = len(self.clients) - len(self._gone)
-        self.num_clients = max(1, self._least - len(self._gone), len(online), known)
+        may_be_there = max(1, self._least - len(self._gone), len(presence.online))
+        self.num_clients = int(max(known, min(may_be_there, self._most)))
         self.weigh()
+
+    def counted(self, client: Client, examples: float) -> None:
+        """Notes how many examples a client has; `weigh` then makes its row count by them.
+
+        Args:
+            client: The client.
+            examples: As far as they are believed.
+        """
+        self.clients.counted(client, examples)
+        self._note_examples(client)
+
+    def _note_examples(self, client: Client) -> None:
+        if not self._by_examples or client.examples is None:
+            return
+        if client.row not in self._gone:
+            self._all_told += _exactly(client.examples) - _exactly(self._told.get(client.row, 0.0))
+            self._share(client.row, client.examples)
+        self._told[client.row] = client.examples
+
+    def _share(self, row: int, share: float) -> None:
+        self._first_shares(row + 1)[row] = share
+
+    def _first_shares(self, size: int) -> Tensor:  # (size,) float64
+        if size > len(self._shares):
+            more = max(size, 2 * len(self._shares)) - len(self._shares)
+            self._shares = torch.cat([self._shares, torch.ones(more, dtype=torch.float64)])
+        return self._shares[:size]
 
     def weigh(self, num_rows: int = 0) -> None:
         """Makes rows count for what is known of their clients now.
@@ -178,13 +265,9 @@ class ClientRows:
             return
         size = max(self.num_clients, self.clients.num_rows, num_rows)
         self._table.resize(size)
-        shares, known = torch.ones(size, dtype=torch.float64), [1.0]
-        if self._by_examples:
-            told = [c for c in self.clients if c.examples is not None and c.row not in self._gone]
-            known = [c.examples for c in told if c.examples is not None] or [1.0]
-            shares[[c.row for c in told]] = torch.tensor(known[: len(told)], dtype=torch.float64)
-        shares[list(self._gone)] = 0
-        self._table.weigh(shares, self.num_clients * math.fsum(known) / len(known))
+        counting = len(self._told) - len(self._told.keys() & self._gone)
+        mean = self._all_told / (counting * _UNIT) if counting else 1.0
+        self._table.weigh(self._first_shares(size), self.num_clients * mean)
 
     def grow(self, num_rows: int) -> None:
         """Makes room for rows of zeros; what the others count for stays the same.
@@ -202,6 +285,12 @@ class ClientRows:
             client: The client.
             in_shared_rows: Whether a row that it shares goes too, if its update is in there.
         """
+        self._empty(client, in_shared_rows=in_shared_rows)
+        self.clients.forget(client)
+        self.weigh()
+
+    def _empty(self, client: Client, *, in_shared_rows: bool) -> None:
+        """Takes a client's numbers out of the table, and what it counts for."""
         row, own_part = torch.tensor([client.row]), False
         if in_shared_rows and self.clusters is not None and client.cluster is not None:
             own_part = self.clusters.last_rounds.get(client.cluster) == client.last_round
@@ -214,9 +303,12 @@ class ClientRows:
                 table.forget(row)
         if own_part and self.clusters is not None and client.cluster is not None:
             del self.clusters.last_rounds[client.cluster]
-        self._gone.discard(client.row)
-        self.clients.forget(client)
-        self.weigh()
+        told = self._told.pop(client.row, 0.0)
+        if client.row not in self._gone:
+            self._all_told -= _exactly(told)
+        self._gone = self._gone - {client.row}
+        self._share(client.row, 1.0)
+        client.examples = client.cluster = client.residual = None
 
     def expire(self, before: int) -> None:
         """Lets go of rows that are too old; their clients count as never seen.
@@ -292,3 +384,9 @@ class ClientRows:
         self.clients.refreshed(client, round)
         if self.clusters is not None and client.cluster is not None:
             self.clusters.last_rounds[client.cluster] = round
+
+
+def _exactly(number: float) -> int:
+    """A number in units of 2^-1074, of which every float is a whole number."""
+    numerator, denominator = number.as_integer_ratio()
+    return numerator * (_UNIT // denominator)

@@ -18,7 +18,7 @@ from fedvarp.flower.reporting import MetricsAggregator
 from fedvarp.flower.rows import Clusters, ClusterSource
 from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
-from fedvarp.settings.bounds import Count, Decay, Positive, Seed, Share
+from fedvarp.settings.bounds import AboveOne, Count, Decay, Positive, Seed, Share
 from fedvarp.settings.checked import check_fields
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
@@ -34,7 +34,7 @@ class StrategySettings:
     """The settings of a strategy, all of them keywords with a default.
 
     Attributes:
-        num_clients: N, everybody who may ever take part; grows if more clients turn up. None: as
+        num_clients: N, everybody who may ever take part; a reply of one more is refused. None: as
             many as have turned up.
         clients_per_round: M, how many clients train in a round; None: `fraction_train` of them.
         fraction_train: Share of the nodes online that train in a round, unless
@@ -95,7 +95,11 @@ class StrategySettings:
         max_failed_rounds: With so many rounds running of which no reply could be used the run
             fails, and says why; None: it goes on whatever happens.
         late_replies: Rounds for which a late reply still refreshes its client's row; 0: never.
-        max_update_norm: Longest update that is believed, ‖w − w_i‖; None: any.
+        max_update_norm: Longest update that is believed, ‖w − w_i‖, and as long as it is when it is
+            used; None: any.
+        claims_within: By which factor what a client says of itself (its examples, its steps) may
+            differ from the running median of what clients say; it counts as that much if it says
+            more, or less. None: any.
         clip_updates: How long an update may be before it is shortened: "median", 3 times the
             running median of the norms of updates; another multiple of it above 1; None or False:
             as long as it is. Clients are strangers, and a row is replayed until its client returns.
@@ -141,6 +145,7 @@ class StrategySettings:
     max_failed_rounds: Count | None = 3
     late_replies: Seed = 10
     max_update_norm: Positive | None = None
+    claims_within: AboveOne | None = 10.0
     clip_updates: ClipUpdates | Literal[False] = "median"
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
@@ -219,7 +224,7 @@ class StrategySettings:
             else f"{self.sampling}(uniform_share={self.uniform_share})",
         }
 
-    def placed(self, among: Sequence[Candidate]) -> list[Candidate]:
+    def placed(self, among: Sequence[Candidate]) -> Sequence[Candidate]:
         """Says of candidates to which of the strata they belong, if strata are given.
 
         Args:
@@ -229,7 +234,7 @@ class StrategySettings:
             The same, in the same order.
         """
         if self.strata is None:
-            return list(among)
+            return among
         strata, placed = Clusters(self.strata), []
         for candidate in among:
             with contextlib.suppress(RefusedReplyError):  # whoever nobody knows the cluster of

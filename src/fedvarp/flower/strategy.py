@@ -21,7 +21,7 @@ from fedvarp.flower.client import (
 )
 from fedvarp.flower.cohort import (
     Candidate,
-    candidates,
+    Candidates,
     evaluation_cohort,
     selected_cohort,
     training_cohort,
@@ -29,10 +29,10 @@ from fedvarp.flower.cohort import (
 )
 from fedvarp.flower.failures import FailedRounds
 from fedvarp.flower.forgetting import unknown_client
-from fedvarp.flower.identity import KnownClients
+from fedvarp.flower.identity import KnownClients, Presence
 from fedvarp.flower.ledger import send_and_receive
 from fedvarp.flower.name_finder import NameFinder
-from fedvarp.flower.replies import RefusedReplyError, examples_in, refuse_error
+from fedvarp.flower.replies import RefusedReplyError, examples_in, refuse_error, shown
 from fedvarp.flower.reporting import (
     MetricsAggregator,
     RunLog,
@@ -213,11 +213,11 @@ class ServerStrategy(StrategySettings, Strategy):
         if wait_for_nodes(grid, max(self.least_online, first), self._timeout) < self.least_online:
             log(WARNING, "Fewer than %d nodes are online: nobody is asked.", self.least_online)
             return []
-        online = self._look_around(grid, round)
-        among = self.placed(candidates(self.clients, online))
-        cohort = self._cohort(among, len(online), round)
-        log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(online))
-        broadcast = rounds.send(round, cohort, rate_sent(config, self.client_lr_key))
+        presence = self._look_around(grid, round)
+        among = self.placed(Candidates(self.clients, presence))
+        cohort = self._cohort(among, len(presence.online), round)
+        log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(presence.online))
+        broadcast = rounds.sending.send(round, cohort, rate_sent(config, self.client_lr_key))
         if broadcast.proximal:
             config[PROXIMAL] = broadcast.proximal
         if self.normalise_steps or self.server.aggregator.needs_gradients:
@@ -233,18 +233,19 @@ class ServerStrategy(StrategySettings, Strategy):
             ]
         return self._messages(round, MessageType.TRAIN, cohort, contents)
 
-    def _look_around(self, grid: Grid, round: int) -> list[int]:
-        """Finds out who is there, and lets rows count accordingly; the nodes that may be asked."""
+    def _look_around(self, grid: Grid, round: int) -> Presence:
+        """Finds out who is there, and lets rows count accordingly."""
         rows = self._rounds.rows
-        self._names.find(grid, self.clients, self._timeout)
-        online = self.clients.still_at(grid.get_node_ids())
-        self._begun.look_around(online)
+        self._names.find(grid, rows, self._timeout)
+        nodes = list(grid.get_node_ids())
+        self._begun.look_around(self.clients.look(nodes))
         if self.max_row_age is not None:
             rows.expire(round - self.max_row_age)
-        rows.count(online)
-        return online
+        presence = self.clients.look(nodes)
+        rows.count(presence)
+        return presence
 
-    def _cohort(self, among: list[Candidate], num_online: int, round: int) -> list[Candidate]:
+    def _cohort(self, among: Sequence[Candidate], num_online: int, round: int) -> list[Candidate]:
         if self.select is not None:
             return selected_cohort(among, round, self.select)
         return training_cohort(
@@ -303,8 +304,8 @@ class ServerStrategy(StrategySettings, Strategy):
         """
         if self.fraction_evaluate == 0:
             return []
-        online = self.clients.still_at(grid.get_node_ids())
-        among = [c for c in candidates(self.clients, online) if c.node is not None]
+        presence = self.clients.look(grid.get_node_ids())
+        among = Candidates(self.clients, presence).online()
         least = max(self.min_available_nodes, self.min_evaluate_nodes)
         if len(among) < least:
             log(WARNING, "Fewer than %d nodes are online: nobody evaluates the model.", least)
@@ -333,9 +334,9 @@ class ServerStrategy(StrategySettings, Strategy):
                 examples_in(reply.content, self.weighted_by_key)
                 good.append(reply)
             except RefusedReplyError as why:
-                who = self._rounds.who(reply)
-                log(WARNING, "\t> The evaluation of %s is not used: %s.", who, why)
-        self._rounds.learn(good)
+                who = self._rounds.reception.who(reply)
+                log(WARNING, "\t> The evaluation of %s is not used: %s.", who, shown(str(why)))
+        self._rounds.reception.learn(good)
         contents = [reply.content for reply in good]
         return self._metrics(contents, self.evaluate_metrics_aggr_fn) if contents else None
 
@@ -347,7 +348,7 @@ class ServerStrategy(StrategySettings, Strategy):
         messages = list(self.configure_train(current, result.arrays, config, grid))
         if messages and self._rounds.ledger.asked_in(current) is None:
             self._look_around(grid, current)
-        self._rounds.note_sent(current, messages, result.arrays, self.client_lr_key)
+        self._rounds.sending.note(current, messages, result.arrays, self.client_lr_key)
         replies = self._rounds.ledger.send_and_receive(grid, messages, self._timeout, current)
         arrays, metrics = self.aggregate_train(current, replies)
         if arrays is not None:
@@ -390,7 +391,8 @@ class ServerStrategy(StrategySettings, Strategy):
             return custom(contents, self.weighted_by_key)
         source = self.cluster_source
         cluster_key = {source} if isinstance(source, str) else set()
-        return weighted_means(contents, self.weighted_by_key, {self.identity} | cluster_key)
+        leave_out = {self.identity} | cluster_key
+        return weighted_means(contents, self.weighted_by_key, leave_out, self.claims_within)
 
 
 def _evaluate_centrally(evaluate_fn: EvaluateFn | None, round: int, result: Result) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from flwr.app import ConfigRecord
 
+from fedvarp.flower.claims import Claims, RateClaims
 from fedvarp.flower.replies import Update
 
 RateSource = Literal["reported", "sent", "setting"]
@@ -29,13 +30,20 @@ class UpdateUnits:
     that was sent to its clients; else it is the setting. Then η(t) is the median of a round's
     reports, and who is silent is taken to use it; or what was sent with the round.
 
+    What clients report is believed as far as `claims` says.
+
     Args:
         client_lr: η where nobody tells it; cancels out if all rounds have the same.
         normalise_steps: Whether Δ_i is divided by τ_i.
+        within: By which factor what a client reports may differ from the median; None: any.
     """
 
-    def __init__(self, client_lr: float, normalise_steps: bool) -> None:
+    def __init__(
+        self, client_lr: float, normalise_steps: bool, within: float | None = None
+    ) -> None:
         self.latest_rate = client_lr
+        self._rates = RateClaims()
+        self._examples, self._steps = Claims(within), Claims(within)
         self._normalise_steps = normalise_steps
         self.source: RateSource | None = None  # None: no round yet
         self._gradients = 0.0  # Σ τ_i of the replies used so far
@@ -75,8 +83,26 @@ class UpdateUnits:
         """
         reports = [u.client_lr for u in updates if u.client_lr is not None]
         if self.source == "reported" and reports:
-            return statistics.median(reports)
+            return self._rates.believed(reports, sent)
         return self.latest_rate if self.source == "setting" or sent is None else sent
+
+    def believed(self, updates: Sequence[Update]) -> list[Update]:
+        """Updates with what is believed of what their clients say of themselves.
+
+        Args:
+            updates: As they were read.
+
+        Returns:
+            The same, with other numbers of examples and gradients where they said absurd ones.
+        """
+        examples = self._examples.believed([update.num_examples for update in updates])
+        gradients = self._steps.believed([update.num_gradients for update in updates])
+        return [
+            update
+            if (n, tau) == (update.num_examples, update.num_gradients)
+            else replace(update, num_examples=n, num_gradients=tau)
+            for update, n, tau in zip(updates, examples, gradients, strict=True)
+        ]
 
     def divisor(self, update: Update, rate: float) -> float:
         """What w − w_i is divided by.
@@ -113,17 +139,19 @@ class UpdateUnits:
         """
         if not self._normalise_steps:
             return rate
-        gradients = self._gradients + sum(update.num_gradients for update in updates)
+        gradients = self._gradients + math.fsum(update.num_gradients for update in updates)
         return rate * gradients / (self._replies + len(updates))
 
     def count(self, updates: Sequence[Update]) -> None:
-        """Notes the steps of clients whose replies were used.
+        """Notes what clients say whose replies were used.
 
         Args:
             updates: Any number of them.
         """
-        self._gradients += sum(update.num_gradients for update in updates)
+        self._gradients += math.fsum(update.num_gradients for update in updates)
         self._replies += len(updates)
+        self._steps.count([update.num_gradients for update in updates])
+        self._examples.count([update.num_examples for update in updates])
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps of it, as JSON can hold it."""
@@ -132,7 +160,13 @@ class UpdateUnits:
             "latest_rate": self.latest_rate,
             "gradients": self._gradients,
             "replies": self._replies,
+            "claims": {name: claims.used for name, claims in self._claims.items()},
+            "rates": self._rates.told,
         }
+
+    @property
+    def _claims(self) -> dict[str, Claims]:
+        return {"examples": self._examples, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what `state_dict` gave.
@@ -146,6 +180,9 @@ class UpdateUnits:
         self.latest_rate = state["latest_rate"]
         self._gradients = state["gradients"]
         self._replies = state["replies"]
+        self._rates.told = list(state.get("rates", []))
+        for name, claims in self._claims.items():
+            claims.used = list(state.get("claims", {}).get(name, []))
 
 
 def rate_sent(config: ConfigRecord, key: str | None) -> float | None:
