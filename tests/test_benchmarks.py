@@ -249,10 +249,10 @@ def test_the_clients_that_lie_are_otherwise_those_of_the_preset() -> None:
 
 def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
     """The campaign of `python -m benchmarks.faults replies`, in short."""
-    from benchmarks.faults import replies
+    from benchmarks.faults import bad_replies, replies
 
     counts = replies.campaign(count=480, rounds=20)
-    assert counts.thrown.keys() == replies.BROKEN.keys() | replies.PLAUSIBLE.keys()
+    assert counts.thrown.keys() == bad_replies.BROKEN.keys() | bad_replies.PLAUSIBLE.keys()
     assert len(counts.thrown) > 90
     assert (counts.foreign, counts.ended) == ([], [])
     assert (counts.used, counts.lost) == ({}, {})
