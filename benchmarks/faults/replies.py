@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class Federation:
         sys.path.insert(0, str(ROOT / "tests"))
         from flower.in_process import InProcessGrid
 
-        self.counts, self._kinds = counts, kinds
+        self.counts, self._kinds = counts, tuple(cycle(some) for some in kinds)
         drawn = np.random.default_rng(seed).normal(size=(HONEST + LIARS, 4, 4))
         self.centres = [{"weight": c[:, :3], "bias": c[:, 3]} for c in drawn]
         self.grid: InProcessGrid = InProcessGrid(self._app(), tamper=self._tamper)
@@ -137,7 +138,7 @@ class Federation:
             self.sent[node] = "honest"
             return [reply]
         plausible = liar in self._lying
-        kind = self._kinds[plausible][self._forger.number % len(self._kinds[plausible])]
+        kind = next(self._kinds[plausible])
         self._forger.number += 1
         self.counts.thrown[kind] += 1
         self.sent[node] = kind
