@@ -1,4 +1,4 @@
-"""The fused kernel for large models against the plain blocks: the same bits."""
+"""The fused kernel for large models, and all rows at once for small ones: the blocks' bits."""
 
 from __future__ import annotations
 
@@ -35,6 +35,31 @@ def test_the_fused_kernel_gives_the_bits_of_the_plain_one(monkeypatch: pytest.Mo
     assert one_pass._kernels, "the kernel was not used"
     for a, b in zip(fused, in_blocks(monkeypatch), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("per_number", [False, True])
+def test_all_rows_at_once_give_the_bits_of_the_plain_blocks(
+    dtype: str, per_number: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty clients and more, so that sums are long enough to depend on their order."""
+
+    def some_rounds() -> list[torch.Tensor]:
+        table = MemoryTable(40, 611, codec=dtype, client_weights=torch.arange(1.0, 41.0))
+        found = []
+        for seed, beta in enumerate((1.0, 0.3, 0.0, 1.0)):
+            draw = stream(seed, "rounds")
+            clients = torch.randperm(40, generator=draw)[: 20 + seed].sort().values
+            deltas = torch.randn(len(clients), 611, generator=draw).to(table.dtype)
+            a = torch.rand(len(clients), generator=draw, dtype=torch.float64)
+            each = torch.rand(611, generator=draw, dtype=torch.float64)
+            found.append(table.exchange(clients, deltas, a, each if per_number else beta).clone())
+            table.put(clients[:3], deltas[3:6])
+        return [*found, table.mean(), table.get(torch.arange(40))]
+
+    at_once = some_rounds()
+    monkeypatch.setattr(one_pass, "_AT_ONCE_UP_TO", 0)
+    assert all(map(torch.equal, at_once, some_rounds()))
 
 
 def test_without_a_compiler_large_models_go_the_plain_way(

@@ -2,7 +2,8 @@
 
 The plain version writes several (M, d) temporaries; at the size of ResNet-18 they cost twenty times
 what moving the numbers costs. Here each block of the rows is read once, and v, the row and the
-running sum are written together: by a compiled kernel for large models, else block by block.
+running sum are written together: by a compiled kernel for large models, block by block for others,
+and for small ones by a few operations on all rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fedvarp.tables.checks import Beta
 from fedvarp.tables.codecs import Codec
 
 _COMPILE_FROM: Final = 2**20  # numbers in a row from which a compiled kernel is worth its seconds
+_AT_ONCE_UP_TO: Final = 2**17  # numbers in all rows up to which copies of them stay in the cache
 _KERNELS_KEPT: Final = 4  # cohort sizes compiled for; dropouts must not compile for ever
 
 _logger = logging.getLogger(__name__)
@@ -60,8 +62,41 @@ def exchange_rows(
         total: (d,) float64, changed in place.
         direction: What v is to be; None if nobody asks for it.
     """
-    if direction is None or not _fused_if_large(codec, encoded, rows, shares, total, direction):
+    if codec.lossless and 0 < rows.numel() <= _AT_ONCE_UP_TO:
+        _at_once(codec, encoded, rows, shares, total, direction)
+    elif direction is None or not _fused_if_large(codec, encoded, rows, shares, total, direction):
         _in_blocks(codec, encoded, rows, shares.tolist(), total, direction)
+
+
+def _at_once(
+    codec: Codec,
+    encoded: Sequence[Tensor],
+    rows: Tensor,
+    shares: Tensor,
+    total: Tensor,
+    direction: Direction | None,
+) -> None:
+    """The same arithmetic as `_in_blocks`, in the same order, for all rows of a small model."""
+    stored = [row.view(codec.dtype) for row in encoded]
+    new, old = rows.double(), torch.stack(stored).double()
+    change = new - old
+    if direction is not None:
+        beta, a = direction.beta, direction.a.unsqueeze(1)
+        mean = (total / direction.total_share).to(codec.dtype).double()
+        if isinstance(beta, Tensor) or beta != 1:
+            mean *= beta
+            change_of_v = _row_by_row(a * (new - old * beta))
+        else:
+            change_of_v = _row_by_row(a * change)
+        direction.v.copy_(change_of_v + mean)
+    total += _row_by_row(shares.unsqueeze(1) * change)
+    for row, values in zip(stored, rows, strict=True):
+        row.copy_(values)
+
+
+def _row_by_row(terms: Tensor) -> Tensor:
+    """Adds rows up one after the other, which `sum` does not."""
+    return terms.cumsum(0)[-1]
 
 
 def _in_blocks(
