@@ -47,7 +47,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# Flower and pfl-research beside ours, each in an environment of its own under .bench.
+# Flower, pfl-research and fedjax beside ours, each in an environment of its own under .bench.
 bench-peers: $(READY)
 	$(BIN)/python -m benchmarks.peers
 

@@ -1,4 +1,4 @@
-"""`make bench-peers`: Flower and pfl-research side by side with fedvarp on W1 and W2."""
+"""`make bench-peers`: Flower, pfl-research and fedjax side by side with fedvarp on W1 and W2."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ PEERS: Final = (
             "pfl-research, two processes": ("-m", "benchmarks.peers.with_pfl", "2"),
         },
         environment={},
+    ),
+    Peer(
+        name="fedjax",
+        requirement="fedjax==0.0.17",
+        packages=("fedjax", "jax"),
+        entries={"fedjax": ("-m", "benchmarks.peers.with_fedjax")},
+        environment={"JAX_PLATFORMS": "cpu"},
     ),
 )
 
