@@ -7,7 +7,7 @@ DEMO := demo-output
 SITE := build/site
 ON_ALL_CORES := --numprocesses auto --dist worksteal
 
-.PHONY: demo docs docs-serve test test-all lint format bench bench-peers reproduction clean
+.PHONY: demo docs docs-serve notebook test test-all lint format bench bench-peers reproduction clean
 
 # Five algorithms, two seeds, 2 of 100 clients a round, one digit a client; a figure and a page.
 demo: $(READY)
@@ -24,6 +24,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	$(BIN)/python -m website.checks $(SITE)
 	@echo "Open $(SITE)/index.html, or with search: make docs-serve"
+
+# docs/tutorial.ipynb, made of docs/tutorial.md and run.
+notebook: $(READY)
+	$(BIN)/python -m website.tutorial
 
 docs-serve: $(READY)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) 8000

@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import api_pages, settings_page
+from website import api_pages, settings_page, tutorial
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -23,9 +23,12 @@ FROM_THE_ROOT: Final = {
 """Files of the repository's root that are pages of the site."""
 
 
-def generated() -> dict[str, str]:
-    """The text of every page that no file of docs/ holds, by its path there."""
+def generated() -> dict[str, str | bytes]:
+    """What is shown and no file of docs/ holds, by its path there."""
+    pictures: dict[str, bytes] = {}
+    tutorial.with_outputs(tutorial.PAGE.read_text(), pictures)
     return {
+        **pictures,
         **{page: (ROOT / file).read_text() for file, page in FROM_THE_ROOT.items()},
         settings_page.PAGE: settings_page.page(),
         **api_pages.pages(),
@@ -41,15 +44,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the generated pages."""
+    """Adds what is generated."""
     for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links as the site needs them: see `link_on_site`."""
+    """Links as the site needs them (see `link_on_site`), and the tutorial with its outputs."""
     here = page.file.src_uri
+    if here == tutorial.PAGE.name:
+        markdown = tutorial.with_outputs(markdown, {})
     return re.sub(
         r"(!?)\[([^\]]*)\]\(([^)\s]+)\)",
         lambda found: link_on_site(found[1], found[2], found[3], here),

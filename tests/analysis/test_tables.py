@@ -106,3 +106,8 @@ def test_html_escapes_every_word() -> None:
     assert 'class="words"' in evil().html()
     assert 'class="numbers"' in Table("T", ("a", "b"), [("x", 1)]).html()
     assert Cells(Table("T", ("a", "b"), [("x", None)]).html()).cells == ["a", "b", "x", "–"]
+
+
+def test_in_a_notebook_too_a_table_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "fig leaves" in paragraphs(["fig leaves"])

@@ -160,7 +160,10 @@ def markdown_text(text: str) -> str:
 
 def _printed(width: int, *parts: RenderableType) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None, highlight=False).print(*parts)
+    console = Console(
+        file=file, width=width, color_system=None, highlight=False, force_jupyter=False
+    )  # in a notebook, it would show the text there and leave the file empty
+    console.print(*parts)
     return "".join(line.rstrip() + "\n" for line in file.getvalue().splitlines())
 
 
