@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from website import api_pages
 
 ROOT = Path(__file__).parents[1]

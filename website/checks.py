@@ -48,7 +48,9 @@ def problems(site: Path) -> Iterator[str]:
     for path, page in pages.items():
         for target in page.loads:
             parts = urlsplit(target)
-            if parts.scheme not in ("", "data") or parts.netloc:
+            if parts.scheme == "data":
+                continue
+            if parts.scheme or parts.netloc:
                 yield f"{path.relative_to(site)} loads {target}, which is not of the site."
             elif parts.path and not _file(site, path, parts.path).exists():
                 yield f"{path.relative_to(site)} loads {target}, which there is not."
