@@ -76,6 +76,13 @@ def test_each_difference_is_named_with_both_values() -> None:
         ({"name": "vectorised", "auto": "why"}, {"name": "auto"}, True),  # it has chosen
         ({"name": "sequential", "threads": 2}, {"name": "parallel", "threads": 2}, False),
         ({"name": "sequential", "threads": 1}, {"name": "parallel", "threads": 1}, True),
+        ({"name": "parallel", "exact": False}, {"name": "parallel", "exact": False}, True),
+        ({"name": "parallel", "exact": False}, {"name": "sequential", "exact": False}, False),
+        (
+            {"name": "parallel", "exact": False, "workers": 2},
+            {"name": "parallel", "exact": False, "workers": 3},
+            False,
+        ),
     ],
 )
 def test_another_trainer_is_the_same_run_if_it_gives_the_same_bits(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from fedvarp import LocalSGD
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.processes import CORES_VARIABLE
 from fedvarp.trainers import ParallelTrainer, SequentialTrainer, WorkerError
@@ -47,6 +52,69 @@ def test_the_plain_loop_to_the_last_bit(workers: int, module: Callable[[], nn.Mo
                 expected = reference.train(sent, clients, 2)
                 assert_same_updates(parallel.train(sent, clients, 2), expected, exact=True)
     assert expected.refused.keys() == {2}
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("left_out", [False, True])
+def test_clients_that_are_left_over_are_shared(workers: int, left_out: bool) -> None:
+    """By tolerance for those, to the last bit for the others; also where the mean has gaps."""
+    data = dataset(augment=True, diverging=2)
+    if left_out:
+        data.client(1)[1][0] = data.client(4)[1][:4] = -100
+    sgd = LocalSGD(lr=0.1, batch_size=4, epochs=2, momentum=0.9, clip_norm=1.0, weight_decay=0.01)
+    reference = plain(data, perceptron(), sgd)
+    sent, shared = broadcast_of(reference.model), CLIENTS[:1] if left_out else CLIENTS
+    with ParallelTrainer(reference, workers, exact=False) as parallel:
+        for clients in (shared, torch.arange(5), CLIENTS[:workers]):
+            for t in range(2):
+                expected = reference.train(sent, clients, t)
+                found = parallel.train(sent, clients, t)
+                assert_same_updates(found, expected, exact=len(clients) == workers)
+
+
+def test_models_that_cannot_be_shared_are_not() -> None:
+    """Buffers, corrections, other losses: one worker for each client, and the plain loop's bits."""
+    for module, loss, corrected in (
+        (Counting(), cross_entropy, False),
+        (perceptron(), cross_entropy, True),
+        (perceptron(), lambda out, y: cross_entropy(out, y, reduction="sum"), False),
+    ):
+        reference = plain(dataset(), module, loss=loss)
+        sent = broadcast_of(reference.model, corrected)
+        with ParallelTrainer(reference, 2, exact=False) as parallel:
+            expected = reference.train(sent, CLIENTS[:3], 0)
+            assert_same_updates(parallel.train(sent, CLIENTS[:3], 0), expected, exact=True)
+
+
+def test_a_worker_that_dies_while_it_shares_a_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    died = tmp_path / "died"
+
+    class Fatal(nn.Module):
+        """Ends the first process that sees a part of a batch of four."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = perceptron()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 2:
+                with contextlib.suppress(FileExistsError):
+                    died.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            logits: Tensor = self.inner(x)
+            return logits
+
+    reference = plain(dataset(), Fatal())
+    sent = broadcast_of(reference.model)
+    with ParallelTrainer(reference, 2, exact=False) as parallel:
+        found = parallel.train(sent, torch.tensor([3]), 0)  # four examples: two for each worker
+        assert died.exists()
+        assert_same_updates(found, reference.train(sent, torch.tensor([3]), 0), exact=True)
+        again = parallel.train(sent, torch.tensor([3]), 0)
+        assert_same_updates(again, found, exact=False)
+    assert "trained by one worker now" in caplog.text
 
 
 def test_updates_of_a_round_stay_when_the_next_is_trained() -> None:

@@ -28,6 +28,8 @@ class CompiledGradient:
         loss: (output, targets) → mean loss of a batch.
     """
 
+    full_batches_only = True
+
     def __init__(self, model: FlatModel, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._model = model
         self._loss = loss

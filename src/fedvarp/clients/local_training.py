@@ -6,11 +6,11 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_optimizer import make_optimizer
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
@@ -21,6 +21,19 @@ from fedvarp.tables.largest_entries import LargestEntries
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) → the mean loss of the batch, such as torch's `cross_entropy`."""
+
+
+class GradientOf(Protocol):
+    """Takes the gradient of a batch in some other way than by `FlatModel.backward`.
+
+    Attributes:
+        full_batches_only: Whether smaller ones are left to the model.
+    """
+
+    full_batches_only: bool
+
+    def __call__(self, w: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
+        """Writes the gradient of a batch (x, y) at w to `out`, (d,), and returns the loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +66,7 @@ def train(
     correction: Tensor | None = None,
     proximal: float = 0.0,
     augment: Augmentation | None = None,
-    compiled: CompiledGradient | None = None,
+    gradient_of: GradientOf | None = None,
 ) -> LocalResult:
     """LocalSGD(i, w, τ, η_c). Every draw is keyed by (seed, round, client).
 
@@ -69,7 +82,7 @@ def train(
         correction: (d,), added to every gradient (SCAFFOLD).
         proximal: ρ, adds ρ (w_i − w) to every gradient (FedProx).
         augment: Random changes to a training batch.
-        compiled: Takes the gradient of full batches in place of `model` and `loss`.
+        gradient_of: Takes the gradients of batches in place of `model` and `loss`.
     """
     local = w.clone()  # line 1
     total_loss = torch.zeros((), dtype=torch.float64, device=w.device)
@@ -95,7 +108,7 @@ def train(
             round,
             correction=correction,
             proximal=proximal,
-            compiled=compiled,
+            gradient_of=gradient_of,
         ):
             total_loss += batch_loss
             num_steps += 1
@@ -122,7 +135,7 @@ def steps(
     at: Tensor | None = None,
     correction: Tensor | None = None,
     proximal: float = 0.0,
-    compiled: CompiledGradient | None = None,
+    gradient_of: GradientOf | None = None,
 ) -> Iterator[Tensor]:
     """Takes one step of local SGD for each of the batches.
 
@@ -136,7 +149,7 @@ def steps(
         at: (d,), where gradients are taken at every step; None: where the walk has come to.
         correction: (d,), added to every gradient (SCAFFOLD).
         proximal: ρ, adds ρ times what the walk has come by to every gradient (FedProx).
-        compiled: Takes the gradient of full batches in place of `model` and `loss`.
+        gradient_of: Takes the gradients of batches in place of `model` and `loss`.
 
     Yields:
         The loss of each batch, before its step, when the step has been taken.
@@ -149,8 +162,9 @@ def steps(
     model.bind(place, gradient)
     model.module.train()
     for inputs, targets in drawn:  # line 2
-        if compiled is not None and len(inputs) == local_sgd.batch_size:  # line 3
-            value = compiled(place, inputs, targets, out=gradient)
+        full = len(inputs) == local_sgd.batch_size
+        if gradient_of is not None and (full or not gradient_of.full_batches_only):  # line 3
+            value = gradient_of(place, inputs, targets, out=gradient)
         else:
             batch_loss = loss(model.module(inputs), targets)
             model.backward(batch_loss)

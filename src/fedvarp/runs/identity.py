@@ -16,6 +16,7 @@ ROUNDS: Final = "rounds"
 TARGET: Final = "evaluation.target_accuracy"
 _TRAINER: Final = "trainer.name"
 _WORKERS: Final = "trainer.workers"
+_EXACT: Final = "trainer.exact"
 _AUTO: Final = "trainer.auto"  # why `trainer = "auto"` chose the trainer that is recorded
 _THREADS: Final = "trainer.threads"
 _PYTHON: Final = re.compile(r", Python \d+\.\d+")  # behind the hash of code
@@ -103,8 +104,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     goes_by_the_choice = trainers[1] == "auto" and _AUTO in was
     # Several threads sum in another order than the single one of a worker.
     not_the_same_bits = "vectorised" in trainers or was.get(_THREADS, 1) != 1
-    if not_the_same_bits and not goes_by_the_choice:
-        found += changes(was, told, [_TRAINER])
+    shared = "parallel" in trainers and not was.get(_EXACT, True)  # clients are, by the workers
+    if (not_the_same_bits or shared) and not goes_by_the_choice:
+        found += changes(was, told, [_TRAINER, *[_WORKERS] * shared])
     return found
 
 

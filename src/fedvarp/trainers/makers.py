@@ -36,7 +36,7 @@ class TrainerParts:
         evaluator: Shared with trainers that evaluate while they train.
         workers: Processes; None: one for each core.
         compile: Whether gradients are compiled.
-        exact: Whether "auto" keeps to trainers with the plain loop's figures, bit for bit.
+        exact: Whether "auto" and "parallel" keep to the plain loop's figures, bit for bit.
         on_choice: Called with the name of the trainer that "auto" has chosen, and why.
     """
 
@@ -82,7 +82,7 @@ def make_auto(parts: TrainerParts) -> AutoTrainer:
     if why_not is not None:
         not_tried["parallel"] = why_not
     else:
-        exact = torch.get_num_threads() == 1  # as in a worker
+        exact = parts.exact and torch.get_num_threads() == 1  # as in a worker
         candidates["parallel"] = Candidate(make_parallel(parts), exact=exact, for_long_rounds=True)
     if parts.local_sgd.optimizer is not None:
         not_tried["vectorised"] = "it takes steps of SGD alone"
@@ -118,7 +118,7 @@ def make_sequential(parts: TrainerParts) -> SequentialTrainer:
 
 def make_parallel(parts: TrainerParts) -> ParallelTrainer:
     """Processes that share the clients."""
-    return ParallelTrainer(make_sequential(parts), parts.workers, parts.evaluator)
+    return ParallelTrainer(make_sequential(parts), parts.workers, parts.evaluator, parts.exact)
 
 
 def make_vectorised(parts: TrainerParts) -> VectorisedTrainer:

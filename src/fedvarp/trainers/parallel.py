@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
@@ -14,13 +17,17 @@ from fedvarp.processes import keep_freed_memory, usable_cores
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.sequential import SequentialTrainer, corrections_by_client, gather
-from fedvarp.trainers.shared_memory import SharedRound, unpack_buffers
-from fedvarp.trainers.worker_pool import Task, WorkerPool
+from fedvarp.trainers.shared_gradient import Meeting, SharedGradient
+from fedvarp.trainers.shared_memory import SharedRound, shared_zeros, unpack_buffers
+from fedvarp.trainers.worker_pool import Task, WorkerDiedError, WorkerPool
 
 _TRAIN: Final = 0  # kinds of task: (kind, slot, client, round)
 _TRAIN_CORRECTED: Final = 1
 _EVALUATE: Final = 2  # (kind, first part, last part + 1, 0)
+_SHARED: Final = 3  # kinds from here on: (kind + part, slot, client, round)
 _PIECES_PER_WORKER: Final = 8  # of an evaluation: small enough to fill the slots that are idle
+
+_logger = logging.getLogger(__name__)
 
 
 class ParallelTrainer(ClientTrainer):
@@ -32,12 +39,17 @@ class ParallelTrainer(ClientTrainer):
     trained again.
 
     Bit-identical to `SequentialTrainer` on one thread (`torch.set_num_threads(1)`), for any number
-    of workers. Close it, or use it as a context manager.
+    of workers, unless `exact` is False. Then the clients that are left over when all workers have
+    had as many are shared: each worker takes part of every batch, so that nobody idles. Their
+    updates are those of the plain loop to float tolerance. It takes `cross_entropy`, a mean over
+    examples, and a model without buffers that treats each example by itself and draws no random
+    numbers; other clients are not shared. Close it, or use it as a context manager.
 
     Args:
         plain: What the workers run.
         workers: How many processes; None: one for each core.
         evaluator: The evaluator that the workers can run beside training; None: none.
+        exact: Whether every client is trained by one worker.
 
     Raises:
         ValueError: There is to be no worker at all.
@@ -48,21 +60,24 @@ class ParallelTrainer(ClientTrainer):
         plain: SequentialTrainer,
         workers: int | None = None,
         evaluator: Evaluator | None = None,
+        exact: bool = True,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers} must be at least 1.")
         self.workers = workers or usable_cores()
         self.evaluator = evaluator
+        self.exact = exact
         self._plain = plain
         self._pool: WorkerPool | None = None
         self._shared: SharedRound | None = None
+        self._meeting: Meeting | None = None
         self._begun_evaluation: list[Task] = []  # its pieces that wait for the next round
 
     def close(self) -> None:
         """Ends the workers; the next round would start others."""
         if self._pool is not None:
             self._pool.close()
-        self._pool = self._shared = None
+        self._pool = self._shared = self._meeting = None
         self._begun_evaluation = []
 
     @property
@@ -96,7 +111,11 @@ class ParallelTrainer(ClientTrainer):
         kind = _TRAIN_CORRECTED if corrections else _TRAIN
         order = self._plain.dataset.largest_first(list(slot_of))
         tasks = [(kind, slot_of[client], client, round) for client in order]
-        self._run([*tasks, *self._take_evaluation()])
+        evaluating = self._take_evaluation()
+        left_over = 0 if evaluating else self._left_over(broadcast, len(tasks))
+        self._run([*tasks[: len(tasks) - left_over], *evaluating])
+        for task in tasks[len(tasks) - left_over :]:
+            self._run_shared(task)
         buffers = {
             client: unpack_buffers(shared.sent_buffers[slot], broadcast.buffers)
             for client, slot in slot_of.items()
@@ -139,9 +158,34 @@ class ParallelTrainer(ClientTrainer):
         return figures
 
     def _run(self, tasks: list[Task]) -> None:
+        self._pool_of_workers().run(tasks)
+
+    def _pool_of_workers(self) -> WorkerPool:
         if self._pool is None:
             self._pool = WorkerPool(self.workers, self._work, _prepare_worker, _describe)
-        self._pool.run(tasks)
+        return self._pool
+
+    def _left_over(self, broadcast: Broadcast, num_clients: int) -> int:
+        """How many clients all workers share: those that would leave some of them idle."""
+        divisible = (
+            self._plain.loss is cross_entropy
+            and self._plain.compiled is None
+            and platform.machine() in ("x86_64", "AMD64")  # where nobody sees writes out of order
+        )
+        if self.exact or not divisible or broadcast.buffers or broadcast.corrections is not None:
+            return 0
+        return num_clients % self.workers
+
+    def _run_shared(self, task: Task) -> None:
+        assert self._meeting is not None
+        _, slot, client, round = task
+        parts = [(_SHARED + part, slot, client, round) for part in range(self.workers)]
+        self._meeting.reset()
+        try:
+            self._pool_of_workers().run(parts, together=True)
+        except WorkerDiedError as error:
+            _logger.warning("%s It is trained by one worker now.", error)
+            self._run([task])
 
     def _take_evaluation(self) -> list[Task]:
         begun, self._begun_evaluation = self._begun_evaluation, []
@@ -163,6 +207,10 @@ class ParallelTrainer(ClientTrainer):
             judge = self.evaluator
             parts, scores = (0, 0) if judge is None else (judge.num_parts, judge.num_scores)
             shared = self._shared = SharedRound.allocate(max(slots, 1), w, buffers, parts, scores)
+            self._meeting = Meeting(
+                gradients=shared_zeros((2, self.workers, len(w) + 1), w.dtype),
+                arrived=shared_zeros((self.workers,), torch.int64),
+            )
         shared.write_model(w, buffers)
         return shared
 
@@ -180,8 +228,13 @@ class ParallelTrainer(ClientTrainer):
         kind, slot, client, round = task
         correction = shared.corrections[slot] if kind == _TRAIN_CORRECTED else None
         proximal = float(shared.proximal)
-        result = self._plain.train_one(shared.w, buffers, client, round, correction, proximal)
-        shared.write_result(slot, result, model.buffers() if buffers else {})
+        own = None
+        if kind >= _SHARED:
+            assert self._meeting is not None
+            own = SharedGradient(model, self._plain.loss, self._meeting, kind - _SHARED)
+        result = self._plain.train_one(shared.w, buffers, client, round, correction, proximal, own)
+        if kind <= _SHARED:  # whoever shares a client comes to the same result
+            shared.write_result(slot, result, model.buffers() if buffers else {})
 
 
 def _prepare_worker() -> None:

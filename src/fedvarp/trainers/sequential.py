@@ -14,7 +14,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients import local_training
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.local_training import LocalResult, Loss
+from fedvarp.clients.local_training import GradientOf, LocalResult, Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
@@ -71,6 +71,7 @@ class SequentialTrainer(ClientTrainer):
         round: int,
         correction: Tensor | None,
         proximal: float,
+        gradient_of: GradientOf | None = None,
     ) -> LocalResult:
         """Runs LocalSGD at one client; the model is left with that client's buffers.
 
@@ -81,6 +82,7 @@ class SequentialTrainer(ClientTrainer):
             round: t.
             correction: (d,), added to each gradient; None: nothing is.
             proximal: ρ, adds ρ (w_i − w) to each gradient.
+            gradient_of: Takes its gradients; None: as the trainer does for every client.
 
         Returns:
             What local training leaves behind, finite or not.
@@ -100,7 +102,7 @@ class SequentialTrainer(ClientTrainer):
             correction=correction,
             proximal=proximal,
             augment=self.dataset.augment,
-            compiled=self.compiled,
+            gradient_of=self.compiled if gradient_of is None else gradient_of,
         )
 
 

@@ -32,7 +32,8 @@ class Trainer(Section):
     compile: bool = False
     """Whether gradients are compiled: takes a while at first, and then may be faster."""
     exact: bool = True
-    """Whether auto keeps to trainers that give the plain loop's figures bit for bit."""
+    """Whether auto and parallel keep to the plain loop's figures bit for bit; if not, auto may
+    choose "vectorised", and the workers of parallel share the clients that are left over."""
     device: str = "cpu"
     """Where to train, such as "cuda"."""
     threads: Count | None = None

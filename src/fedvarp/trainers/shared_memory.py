@@ -49,15 +49,15 @@ class SharedRound:
         """
         num_bytes = sum(buffer.nbytes for buffer in buffers.values())
         return cls(
-            w=_shared((len(w),), w.dtype),
-            buffers=_shared((num_bytes,), torch.uint8),
-            corrections=_shared((slots, len(w)), w.dtype),
-            proximal=_shared((1,), torch.float64),
-            deltas=_shared((slots, len(w)), w.dtype),
-            sent_buffers=_shared((slots, num_bytes), torch.uint8),
-            counts=_shared((slots, 2), torch.int64),
-            figures=_shared((slots, 3), torch.float64),
-            scores=_shared((parts, scores), torch.float64),
+            w=shared_zeros((len(w),), w.dtype),
+            buffers=shared_zeros((num_bytes,), torch.uint8),
+            corrections=shared_zeros((slots, len(w)), w.dtype),
+            proximal=shared_zeros((1,), torch.float64),
+            deltas=shared_zeros((slots, len(w)), w.dtype),
+            sent_buffers=shared_zeros((slots, num_bytes), torch.uint8),
+            counts=shared_zeros((slots, 2), torch.int64),
+            figures=shared_zeros((slots, 3), torch.float64),
+            scores=shared_zeros((parts, scores), torch.float64),
         )
 
     def write_model(self, w: Tensor, buffers: Mapping[str, Tensor]) -> None:
@@ -128,7 +128,7 @@ def _pack(buffers: Iterable[Tensor], into: Tensor) -> None:
         torch.cat(parts, out=into)
 
 
-def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def shared_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocates zeros that forked processes share.
 
     The mapping has no name, so nothing is left behind however the processes end; and its pages take

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,7 @@ from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.batched_cohort import BatchedCohort
 from fedvarp.trainers.replay import Replay
 from fedvarp.trainers.sequential import gather, updates
-
-_IGNORED: Final = -100  # the target that cross_entropy leaves out of its mean
+from fedvarp.trainers.shared_gradient import IGNORED
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,9 +177,9 @@ class VectorisedTrainer(ClientTrainer):
 
     def _refuse_ignored(self, cohort: BatchedCohort) -> None:
         """Raises ValueError if cross_entropy would divide by fewer targets than there are."""
-        if self.loss is cross_entropy and bool((cohort.y == _IGNORED).any()):
+        if self.loss is cross_entropy and bool((cohort.y == IGNORED).any()):
             raise ValueError(
-                f"Some targets are {_IGNORED}, which cross_entropy leaves out: its mean is then "
+                f"Some targets are {IGNORED}, which cross_entropy leaves out: its mean is then "
                 f'not one over examples. trainer="parallel" takes any loss.'
             )
 

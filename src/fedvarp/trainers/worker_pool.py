@@ -37,6 +37,10 @@ class WorkerError(FedvarpError):
     """The work itself failed, or it keeps ending the processes that try it."""
 
 
+class WorkerDiedError(WorkerError):
+    """A worker died whose task others wait for."""
+
+
 @dataclass(eq=False)
 class _Worker:
     process: BaseProcess
@@ -84,19 +88,22 @@ class WorkerPool:
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end_all, self._workers, self._owner)
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, tasks: Sequence[Task], together: bool = False) -> None:
         """Does all tasks, each begun in the order given; returns when they are done.
 
         A worker that dies is reported and replaced, and its task done again.
 
         Args:
             tasks: What is to be done.
+            together: Whether tasks, one for each worker, wait for each other: then one of them
+                cannot be done again by itself.
 
         Raises:
             WorkerError: A task raised an exception, or ended its worker several times.
+            WorkerDiedError: A worker died, and its task waits for others.
         """
         try:
-            self._run(deque(tasks))
+            self._run(deque(tasks), together)
         except BaseException:
             self.close()  # the workers may be anywhere in their work; new ones start when needed
             raise
@@ -110,7 +117,7 @@ class WorkerPool:
         """The process ids of the workers there are at this moment."""
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
-    def _run(self, waiting: deque[Task]) -> None:
+    def _run(self, waiting: deque[Task], together: bool) -> None:
         tries: Counter[Task] = Counter()
         while len(self._workers) < self.num_workers:
             self._workers.append(self._start())
@@ -125,6 +132,8 @@ class WorkerPool:
                 answer = _answer(worker.pipe)
                 if answer is None:
                     tries[task] += 1
+                    if together:
+                        raise WorkerDiedError(f"{self.describe(task)} lost a worker process.")
                     self._replace(worker, task, tries[task])
                     waiting.appendleft(task)
                 elif answer.startswith(_SAYS_IT_ALL):
