@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from website import api_pages
+
+from fedvarp.experiments.files import load_settings, preset_names
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedvarp"
@@ -81,6 +85,24 @@ def test_algorithms_are_spelt_as_in_the_paper(page: Path) -> None:
     found = re.findall(r"(?i)\b(?:cluster[- ]?)?fed[- ]?varp\b", text)
     # The package is called fedvarp, in small letters.
     assert set(found) <= {"FedVARP", "ClusterFedVARP", "fedvarp"}
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `fedvarp run`, `sweep` and `diagnose` of a preset."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text())
+    lines = re.findall(r"^(?:\$ )?(fedvarp (?:run|sweep|diagnose) .*)$", text, re.MULTILINE)
+    inline = re.findall(r"`(fedvarp (?:run|sweep|diagnose) [^`]*)`", text)
+    for command in [*lines, *(part for code in inline for part in code.split(";"))]:
+        words = shlex.split(command, comments=True)
+        if len(words) > 2 and words[2] in preset_names():
+            yield words
+
+
+@EACH_PAGE
+def test_commands_change_settings_that_there_are(page: Path) -> None:
+    for words in commands(page):
+        changes = [given for flag, given in pairwise(words) if flag == "--set" and "…" not in given]
+        load_settings(words[2], changes)
 
 
 def steps() -> Iterator[tuple[str, str]]:

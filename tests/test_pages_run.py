@@ -22,7 +22,7 @@ NEEDS_MORE = {"several-machines.md": "other machines"}
 
 PAGES = [
     pytest.param(page, marks=() if page.name in QUICK else pytest.mark.slow, id=page.name)
-    for page in (ROOT / "docs" / "tutorial.md", *HOW_TO)
+    for page in (ROOT / "README.md", ROOT / "docs" / "tutorial.md", *HOW_TO)
 ]
 
 

@@ -65,6 +65,15 @@ def public_names(room: str) -> list[PublicName]:
     ]
 
 
+def modules(room: str) -> list[str]:
+    """The modules that the room offers as a whole, such as "fedvarp.models"; rooms are none."""
+    return [
+        f"{room}.{name}"
+        for module, name in _imports(room)
+        if module == room and not _stub(f"{room}.{name}").exists()
+    ]
+
+
 @cache
 def home_of(target: str) -> str | None:
     """The nearest room around a definition that lists it; None if only rooms elsewhere do."""
@@ -91,6 +100,7 @@ def _page(room: str) -> str:
         parts.append("Passed on from the rooms: ")
         parts.append(", ".join(f"[`{n.name}`]({n.home}.md#{n.target})" for n in passed_on) + ".\n")
     parts += [_directive(name.target, {}) for name in own]
+    parts += [_directive(module, {"show_root_full_path": "true"}) for module in modules(room)]
     return "\n".join(parts)
 
 

@@ -59,7 +59,8 @@ _INTRODUCTION: Final = """# Settings
 Every setting of a run, as a settings file has it (`[table]`, `codec = "int8"`), as the command line
 changes it (`--set table.codec=int8`) and, where a section says so, as Python passes it
 (`simulate(..., table=Table(codec="int8"))`). A setting is declared once, in the class from which
-this page, the checks and the messages are made.
+this page, the checks and the messages are made. How files, presets and `--set` are laid over each
+other: [rates and comparisons](how-to/sweeps.md).
 """
 
 
