@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,7 +60,9 @@ def executed(folder: Path) -> dict[str, Any]:
 
     made = nbformat.from_dict(notebook(cells()))
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(made, timeout=600, resources=resources, coalesce_streams=True).execute()
+    commands = Path(sys.executable).parent  # where `fedvarp` is, whether or not it is on the path
+    client = NotebookClient(made, timeout=600, resources=resources, coalesce_streams=True)
+    client.execute(env={**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"})
     for cell in made.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
