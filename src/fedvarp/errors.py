@@ -20,6 +20,10 @@ class DivergenceWarning(UserWarning):
     """Some replies of a run were refused, or nothing was learned in it."""
 
 
+class DamageWarning(UserWarning):
+    """Something on the disk was damaged, and was mended from what else is there."""
+
+
 def is_for_the_user(error: BaseException) -> bool:
     """Whether the error's message was written for whoever called, not for a debugger.
 

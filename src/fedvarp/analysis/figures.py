@@ -17,7 +17,7 @@ from fedvarp.analysis.groups import Group
 from fedvarp.analysis.metric_names import metric_label, scale_of
 from fedvarp.analysis.styles import Dash, Look, Marker
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.whole_files import write_whole
+from fedvarp.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -13,6 +13,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import refuse_other_settings
+from fedvarp.runs.mendable import is_to_be_mended
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
@@ -70,6 +71,10 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
         SettingsError: The settings cannot be used.
     """
     directory = RunDirectory(run)
+    if is_to_be_mended(directory):
+        from fedvarp.simulation.mending import mend
+
+        mend(directory)
     if not directory.exists:
         raise RunError(
             f"There is no run in {directory.path}: it has no config.toml. "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.runs.divergence import Verdict, judged
-from fedvarp.runs.whole_files import write_whole
+from fedvarp.whole_files import write_whole
 
 _METRICS: Final = {
     "validation_accuracy": max,

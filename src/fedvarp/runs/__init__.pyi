@@ -5,4 +5,3 @@ from .errors import RunError as RunError
 from .finished import is_finished as is_finished
 from .identity import differences as differences
 from .journal import Journal as Journal
-from .whole_files import write_whole as write_whole

@@ -19,13 +19,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import filelock
 import tomli_w
 
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of, with_digest
 from fedvarp.runs.identity import with_later_settings, without_none
 from fedvarp.runs.journal import read_last_line, read_lines
 from fedvarp.runs.versions import write_versions
-from fedvarp.runs.whole_files import write_whole
+from fedvarp.whole_files import make_folder, write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
@@ -50,6 +52,7 @@ class RunDirectory:
         self.model_file = self.path / "model.safetensors"
         self.versions_file = self.path / "versions.json"
         self.data_folder_file = self.path / "data_folder.txt"
+        self._lock_file = self.path / ".lock"
 
     @property
     def exists(self) -> bool:
@@ -94,11 +97,32 @@ class RunDirectory:
         Raises:
             RunError: The place is taken.
         """
+        with self._claimed():
+            self._create(settings)
+
+    def _create(self, settings: Mapping[str, Any]) -> None:
         self.refuse_if_taken()
-        self.path.mkdir(parents=True, exist_ok=True)
         write_versions(self.versions_file)
         # The settings come last and whole: a directory with settings is a run.
         self.write_settings(settings)
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Of two processes that begin a run here at the same time, one writes nothing."""
+        self.refuse_if_taken()
+        make_folder(self.path)
+        lock = filelock.FileLock(self._lock_file, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise RunError(
+                f"Another process is beginning a run in {self.path} right now. Choose another "
+                f"directory, or wait for it to end."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextlib.contextmanager
     def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
@@ -110,15 +134,15 @@ class RunDirectory:
         Raises:
             RunError: The place is taken.
         """
-        self.refuse_if_taken()
         new_places = [place for place in (self.path, *self.path.parents) if not place.exists()]
-        try:
-            self.create(settings)
-            yield
-        except BaseException:
-            if self.rounds_done == 0:
-                self._remove(new_places)
-            raise
+        with self._claimed():
+            self._create(settings)
+            try:
+                yield
+            except BaseException:
+                if self.rounds_done == 0:
+                    self._remove(new_places)
+                raise
 
     @property
     def _first_files(self) -> tuple[Path, ...]:
@@ -134,11 +158,17 @@ class RunDirectory:
             self.data_folder_file,
         )
         shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
-        for file in files:
+        for file in (*files, self._lock_file):
             file.unlink(missing_ok=True)
+        self.remove_strays()
         with contextlib.suppress(OSError):  # somebody else has put something there since
             for place in new_places:
                 place.rmdir()
+
+    def remove_strays(self) -> None:
+        """Removes what processes that were killed while they wrote a file have left beside it."""
+        for file in (*self._first_files, self.model_file, self.metrics_file, self.data_folder_file):
+            file.with_name(f"{file.name}.part").unlink(missing_ok=True)
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Writes config.toml, whole or not at all.
@@ -170,10 +200,11 @@ class RunDirectory:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         try:
             read = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
-        except ValueError as error:  # of TOML, or of the encoding
+        except (ValueError, RecursionError) as error:  # of TOML, or of the encoding
             raise RunError(
-                f"{self.config_file} is damaged ({error}). Restore it from a copy, or leave the "
-                f"run out."
+                f"{self.config_file} is damaged ({error}). `fedvarp resume {self.path}` writes it "
+                f"anew from the run's checkpoint; without one, restore it from a copy, or leave "
+                f"the run out."
             ) from error
         return with_later_settings(read)
 
@@ -248,19 +279,20 @@ class RunDirectory:
         import safetensors.torch
 
         contiguous = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-        written = safetensors.torch.save(contiguous, metadata={"round": str(after_round)})
-        write_whole(self.model_file, written)
+        written = safetensors.torch.save(contiguous)
+        about = {"round": str(after_round), "metrics_sha256": sha256_of(self.metrics_file)}
+        write_whole(self.model_file, with_digest(written, about))
 
     @property
     def has_the_newest_model(self) -> bool:
-        """Whether the exported model is that of the newest round in metrics.jsonl."""
+        """Whether the exported model is whole, and that of the newest round in metrics.jsonl."""
         if not (self.model_file.exists() and self.metrics_file.exists()):
             return False
-        import safetensors
-
         try:
-            with safetensors.safe_open(self.model_file, framework="numpy") as model:
-                exported = (model.metadata() or {}).get("round")
-        except safetensors.SafetensorError:  # damaged: to be exported again
+            about = read_about(self.model_file)
+        except DamagedModelError:  # to be exported again
             return False
-        return exported == str(self.rounds_done)
+        metrics = about.get("metrics_sha256")  # which earlier versions did not note
+        if metrics is not None and metrics != sha256_of(self.metrics_file):
+            return False
+        return about.get("round") == str(self.rounds_done)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
+from fedvarp.whole_files import write_whole
 
 _FIRST_LOOK: Final = 4096  # bytes at the end of a file; a usual line has some hundreds
 
@@ -41,8 +42,31 @@ class Journal:
         Args:
             record: What JSON can hold; numbers that are not finite become null.
         """
-        self._file.write(json.dumps(without_nan(record), allow_nan=False).encode() + b"\n")
+        self._file.write(line_of(record))
         self._file.flush()
+
+    def become(self, records: Iterable[Mapping[str, Any]]) -> bool:
+        """Drops what follows these records; where the file does not begin with them, writes it.
+
+        Args:
+            records: Those that were committed.
+
+        Returns:
+            Whether what was there had been changed by somebody: it differs in more than a crash
+            or a power failure can do to it, and is kept with ``.changed`` behind its name.
+        """
+        wanted, found = b"".join(map(line_of, records)), self.path.read_bytes()
+        if found.startswith(wanted):
+            self.cut_back(len(wanted))
+            return False
+        # A page that never reached the disk reads as zeros.
+        changed = any(there and there != due for there, due in zip(found, wanted, strict=False))
+        self._file.close()
+        if changed:
+            write_whole(self.path.with_name(f"{self.path.name}.changed"), found)
+        write_whole(self.path, wanted)
+        self._file = self.path.open("ab")
+        return changed
 
     def cut_back(self, size: int) -> None:
         """Drops all but the first bytes.
@@ -71,7 +95,7 @@ class Journal:
         for line in self.path.read_bytes()[:size].splitlines(keepends=True):
             try:
                 json.loads(line)
-            except ValueError:  # of JSON, or of the encoding
+            except (ValueError, RecursionError):  # of JSON, or of the encoding
                 break
             sound += len(line) if line.endswith(b"\n") else 0
         self.cut_back(sound)
@@ -83,6 +107,15 @@ class Journal:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """A record as its line of a journal.
+
+    Args:
+        record: What JSON can hold; numbers that are not finite become null.
+    """
+    return json.dumps(without_nan(record), allow_nan=False).encode() + b"\n"
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -150,9 +183,11 @@ def without_nan(value: Any) -> Any:
 def _parsed(line: bytes, file: Path, where: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
-    except ValueError as error:  # of JSON, or of the encoding
+        int(record["round"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # of JSON, or the encoding
         raise RunError(
-            f"{file} is damaged in its {where} ({error}). Restore it from a copy, or leave the run "
-            f"out."
+            f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
+            f"puts it right from the run's checkpoint; without one, restore it from a copy, or "
+            f"leave the run out."
         ) from error
     return record

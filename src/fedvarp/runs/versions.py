@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import changes
-from fedvarp.runs.whole_files import write_whole
 from fedvarp.version import __version__
+from fedvarp.whole_files import write_whole
 
 DRAWS: Final = 2
 """Counts how often the same seed has come to draw other numbers: 2 since clients' batches are

@@ -17,9 +17,14 @@ from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError, as_json, from_json, refuse_differences
 from fedvarp.version import __version__
 
-FORMAT: Final = 1
-"""Goes up when an older version could no longer read what is written, or the other way round."""
+FORMAT: Final = 2
+"""Goes up when an older version could no longer read what is written, or the other way round.
 
+1 had no seal over what a store holds, and no records of rounds; it is read, and becomes 2 by the
+first commit.
+"""
+
+_READABLE: Final = (1, FORMAT)
 
 ENTRIES: Final = "entries"
 """The database that holds them."""
@@ -38,7 +43,7 @@ class Checkpoint:
     Args:
         path: The folder, made if there is none; that of a `DiskTable` if the server's table is one.
         fsync: Whether a commit waits for the disk. Without it a killed process loses nothing, but
-            a power failure may cost the last rounds.
+            a power failure may cost the whole run: what is left may be refused as damaged.
 
     Raises:
         CheckpointError: The folder was written in another format.
@@ -63,11 +68,12 @@ class Checkpoint:
         self.store = Store.open(path, fsync=fsync)
         try:
             self._about = from_json(self.store.read("state", "about"))
-            if self._about and self._about["format"] != FORMAT:
+            if self._about and self._about["format"] not in _READABLE:
                 raise CheckpointError(
                     f"{self.store.path} was written by fedvarp {self._about['version']} in format "
                     f"{self._about['format']}; this is fedvarp {__version__}, which reads format "
-                    f"{FORMAT}. Install that version to go on with the run; nothing was changed."
+                    f"{FORMAT} and before. Install that version to go on with the run; nothing was "
+                    f"changed."
                 )
         except BaseException:
             self.store.close()
@@ -218,8 +224,7 @@ class Checkpoint:
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """All entries that were committed, by key."""
-        keys = self.store.keys(ENTRIES) if self._about else []
-        return {key: from_json(self.store.read(ENTRIES, key)) for key in keys}
+        return {key: from_json(entry) for key, entry in self.store.items(ENTRIES)}
 
     def close(self) -> None:
         """Gives the folder back."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 
 from fedvarp.clients.cohorts import LearningSampler
+from fedvarp.errors import DamageWarning
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.identity import lasting, refuse_edited_settings
@@ -17,6 +19,7 @@ from fedvarp.runs.journal import Journal
 from fedvarp.runs.versions import DRAWS, note_change, refuse_other_draws
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
+from fedvarp.simulation.mending import KeptTexts, committed_records, record_key
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Recording
@@ -50,6 +53,9 @@ class RecordedRun:
         self._lasting = lasting({**settings, **given})
         self._recording = recording
         self._after_commit = after_commit
+        self._texts = KeptTexts(directory)
+        self._uncommitted: dict[str, Mapping[str, Any]] = {}
+        directory.remove_strays()
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
             self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=recording.fsync)
             opened.callback(self._checkpoint.close)
@@ -76,16 +82,13 @@ class RecordedRun:
         self._directory.update_settings(self._settings)
         if 0 < self._simulation.server.round < rounds:
             self._note_versions(aloud=self._recording.progress is not False)
-        before = self._directory.metrics()
-        evaluated = [record for record in before if _is_evaluated(record)]
-        result = self._simulation.run(
-            rounds,
-            self._recording.progress,
-            keep=self._keep,
-            last=evaluated[-1] if evaluated else None,
-        )
+        last = None
+        for record in self._directory.metrics():
+            last = record if _is_evaluated(record) else last
+        result = self._simulation.run(rounds, self._recording.progress, keep=self._keep, last=last)
         if self._checkpoint.round != self._simulation.server.round:
             self._commit()
+        self._metrics.sync()
         if result.stopped == "interrupted" and announce and self._recording.progress is not False:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "
@@ -96,7 +99,7 @@ class RecordedRun:
             )
         final = self._simulation.model.state_dict(result.server.w)
         self._directory.export_model(final, after_round=result.server.round)
-        return dataclasses.replace(result, metrics=before + result.metrics)
+        return dataclasses.replace(result, metrics=self._directory.metrics())
 
     def _note_versions(self, aloud: bool) -> None:
         done = self._simulation.server.round
@@ -123,31 +126,40 @@ class RecordedRun:
             if isinstance(self._simulation.sampler, LearningSampler):
                 self._simulation.sampler.load_state_dict(self._checkpoint.sampler())
         notes = self._checkpoint.notes
-        self._metrics.cut_back(notes.get("metrics_bytes", 0))
+        if "metrics_bytes" in notes:  # written by a version that kept records only in the file
+            self._metrics.cut_back(notes["metrics_bytes"])
+            self._uncommitted = {record_key(r): r for r in self._directory.metrics()}
+        elif self._metrics.become(committed_records(self._checkpoint)):
+            warnings.warn(
+                f"{self._metrics.path} was not as the run had left it, and was written anew from "
+                f"its checkpoint; what was there has .changed behind its name.",
+                DamageWarning,
+                stacklevel=2,
+            )
         # No commit waits until the disk has these: a power failure may have cost some.
         self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
 
     def _keep(self, record: Record, seconds: float) -> None:
         self._metrics.append(record)
+        self._uncommitted[record_key(record)] = record
         self._timings.append({"round": record["round"], "seconds": seconds})
         if record["round"] % self._recording.commit_every == 0:
             self._commit()
 
     def _commit(self) -> None:
-        if self._recording.fsync:
-            self._metrics.sync()
         sampler = self._simulation.sampler
         self._checkpoint.commit(
             self._simulation.server,
             tensors=self._simulation.buffers,
             sampler=sampler.state_dict() if isinstance(sampler, LearningSampler) else None,
             notes={
-                "metrics_bytes": self._metrics.size,
                 "timings_bytes": self._timings.size,
                 "settings": self._lasting,
                 "draws": DRAWS,
             },
+            entries={**self._uncommitted, **self._texts.changed()},
         )
+        self._uncommitted = {}
         self._after_commit()
 
 

@@ -64,7 +64,8 @@ class Simulation:
         Args:
             rounds: T.
             progress: Whether to show a bar; None: in a terminal.
-            keep: Takes each record and the seconds it took, and commits the round.
+            keep: Takes each record and the seconds it took, and commits the round. Whoever gives it
+                has the records then: the result is without.
             last: The record of the newest evaluation, of a run that goes on.
 
         Returns:
@@ -240,7 +241,8 @@ class _Log:
                 _add(record, callback, callback.on_round_end(shown, self._server))
             except StopRun:
                 self.stopped = True
-        self.metrics.append(record)
+        if self._keep is None:  # a run that is kept can have tens of thousands
+            self.metrics.append(record)
         seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
         if self._keep is not None:
             self._keep(record, seconds)

@@ -32,6 +32,7 @@ from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
 from fedvarp.simulation.description import aggregator_name, behind_names, description
+from fedvarp.simulation.mending import mend
 from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
 from fedvarp.simulation.result import SimulationResult
@@ -95,6 +96,8 @@ class Task:
         if directory is not None:
             kept = description(self) if settings is None else dict(settings)
             given = {} if settings is None else behind_names(self)
+            if self.recording.resume:
+                mend(directory)
             refuse_another_run(directory, kept, self.recording.resume)
             if directory.exists:
                 kept = with_choice_of_auto(kept, directory.settings())

@@ -82,10 +82,7 @@ class OldestFirst:
             store: Where it was.
         """
         database = f"{_DATABASE}/{name}"
-        found = [
-            (int(store.read_tensor(database, key, torch.int64, (1,))), int(key))
-            for key in store.keys(database)
-        ]
+        found = [(int(stamp.view(torch.int64)), int(key)) for key, stamp in store.items(database)]
         self._stamps = {row: stamp for stamp, row in sorted(found)}
         self._writes = 1 + max((stamp for stamp, _ in found), default=-1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.tables.row_table import RowTable
-from fedvarp.tables.store import Store
+from fedvarp.tables.store import Store, StoreError
 
 _SLAB_BYTES: Final = 16 * 2**20
 _ALIGNMENT: Final = 64  # bytes
@@ -79,7 +79,9 @@ class MemoryTable(RowTable):
     def _adopt_rows(self, store: Store) -> None:
         size = self.codec.row_bytes(self.dim)
         database = f"rows/{self.name}"
-        self._rows = {
-            int(key): store.read_tensor(database, key, torch.uint8, (size,)).to(self.device)
-            for key in store.keys(database)
-        }
+        rows = {}
+        for key, row in store.items(database):
+            if len(row) != size:
+                raise StoreError(f"{store.path} has a row of {len(row)} bytes, not {size}.")
+            rows[int(key)] = row.to(self.device)
+        self._rows = rows

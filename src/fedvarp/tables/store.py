@@ -1,7 +1,9 @@
 """A folder that holds named tensors and changes only by whole transactions (LMDB).
 
 Kill the process at any instant: the folder reopens at the last transaction that was complete. Every
-value carries a checksum. Nothing is pickled: values are plain bytes.
+value carries a checksum, and a seal tells that none is missing. The file is proven whole before
+LMDB sees it; if the newest transaction is damaged, the one before it is gone on from. Nothing is
+pickled: values are plain bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import contextlib
 import json
 import os
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,25 +22,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvarp.errors import FedvarpError
-
-_DATA: Final = "data.mdb"
-_FIRST_MAP_SIZE: Final = 64 * 2**20
-_MAX_DATABASES: Final = 32
-_CHECKSUMS: Final = "checksums"
-_DAMAGES: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
-_IF_DAMAGED: Final = (
-    "Restore it from a copy. Without one there is only round 0 to start from: delete the folder, "
-    "or, if it is the checkpoint of a run directory, the whole directory."
+from fedvarp.tables.data_file import (
+    DATA,
+    DRAFT,
+    StoreError,
+    WriteError,
+    create,
+    damage_reported,
+    damaged,
+    open_environment,
+    prove,
+    put_in_place,
+    remove_draft,
+    seal_anew,
+    unless_damaged,
 )
+from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum
+from fedvarp.whole_files import make_folder
 
+__all__ = ["Store", "StoreError", "WriteError", "as_json", "from_json", "refuse_differences"]
 
-class StoreError(FedvarpError):
-    """The folder cannot be used: damaged, taken by another process, or out of space."""
-
-
-class WriteError(StoreError):
-    """A transaction could not be written; those before it are whole, and can be gone on from."""
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Store:
@@ -62,7 +65,7 @@ class Store:
         self._databases: dict[str, Any] = {}
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path} is a file, and a folder is needed. Choose another name.")
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         self._lock = filelock.FileLock(path / "lock", thread_local=False)
         try:
             self._lock.acquire(timeout=0)
@@ -72,7 +75,11 @@ class Store:
                 f"the other one to end, or choose a new folder."
             ) from None
         try:
-            self._environment = _open_environment(path / _DATA, fsync)
+            remove_draft(path)
+            if not (path / DATA).exists():
+                create(path)
+            self._seal = prove(path / DATA)
+            self._environment = open_environment(path / DATA, fsync=fsync)
         except BaseException:
             self._lock.release()
             raise
@@ -84,7 +91,8 @@ class Store:
         Args:
             path: The folder.
             fsync: Whether a transaction waits for the disk. Without it a killed process loses
-                nothing, but a power failure may cost the last transactions.
+                nothing, but a power failure may cost everything: never a wrong value, but a file
+                that is refused as damaged.
 
         Returns:
             The one store that this process has for the folder.
@@ -115,7 +123,8 @@ class Store:
         """One of several users wants fsync: from now on all get it."""
         self._environment.close()
         self._databases.clear()
-        self._environment = _open_environment(self.path / _DATA, fsync=True)
+        self._environment = open_environment(self.path / DATA, fsync=True)
+        self._environment.sync(True)  # what was written without waiting
         self._fsync = True
 
     def write(
@@ -136,31 +145,50 @@ class Store:
                 f"opened it may write to it. Open it after the fork, or use the spawn start method."
             )
         values = {p: None if t is None else _bytes_of(t) for p, t in batch.items()}
-        for database in {*emptied, *(database for database, _ in values)}:
-            self._database(database)
-        checksums = self._database(_CHECKSUMS)
         while True:
+            databases = dict(self._databases)  # one that is made in here is there if all of it is
             try:
                 with self._environment.begin(write=True) as transaction:
-                    for database in emptied:
-                        transaction.drop(self._databases[database], delete=False)
-                    for (database, key), value in values.items():
-                        db, name, sum_name = (
-                            self._databases[database],
-                            key.encode(),
-                            f"{database}/{key}".encode(),
-                        )
-                        if value is None:
-                            transaction.delete(name, db=db)
-                            transaction.delete(sum_name, db=checksums)
-                        else:
-                            transaction.put(name, value, db=db)
-                            transaction.put(sum_name, _checksum(value), db=checksums)
+                    seal = self._write_all(transaction, databases, values, emptied)
+                self._databases, self._seal = databases, seal
                 return
             except lmdb.MapFullError:
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
             except lmdb.Error as reason:
                 raise self._cannot_write(reason) from reason
+
+    def _write_all(
+        self,
+        transaction: Any,
+        databases: dict[str, Any],
+        values: Mapping[tuple[str, str], _Bytes | None],
+        emptied: Iterable[str],
+    ) -> Seal:
+        for database in {SEAL, CHECKSUMS, *emptied, *(database for database, _ in values)}:
+            if database not in databases:
+                databases[database] = self._environment.open_db(database.encode(), txn=transaction)
+        checksums = databases[CHECKSUMS]
+        seal = self._seal or _sealed_afresh(transaction, databases, self._environment)
+        for database in emptied:
+            transaction.drop(databases[database], delete=False)
+            for name, recorded in list(_with_prefix(transaction, checksums, f"{database}/")):
+                transaction.delete(name, db=checksums)
+                seal = seal.minus(name, recorded)
+        for (database, key), value in values.items():
+            db, name = databases[database], f"{database}/{key}".encode()
+            before = transaction.get(name, db=checksums)
+            if before is not None:
+                seal = seal.minus(name, before)
+            if value is None:
+                transaction.delete(key.encode(), db=db)
+                transaction.delete(name, db=checksums)
+            else:
+                recorded = checksum(value.data)
+                transaction.put(key.encode(), value, db=db)
+                transaction.put(name, recorded, db=checksums)
+                seal = seal.plus(name, recorded)
+        transaction.put(SEAL.encode(), seal.packed(transaction.id()), db=databases[SEAL])
+        return seal
 
     def compact(self) -> None:
         """Writes the file anew without what was deleted, which stays in free pages until then.
@@ -168,16 +196,17 @@ class Store:
         Raises:
             StoreError: It could not be written; the old file is intact.
         """
-        file, draft = self.path / _DATA, self.path / "new.mdb"
+        draft = self.path / DRAFT
         try:
-            draft.unlink(missing_ok=True)
+            remove_draft(self.path)
             self._environment.copy(str(draft), compact=True)
+            seal_anew(draft, self._seal)
         except (lmdb.Error, OSError) as reason:
             raise WriteError(f"Writing {draft} failed: {reason}. Is the disk full?") from reason
         self._environment.close()
         self._databases.clear()
-        draft.replace(file)
-        self._environment = _open_environment(file, self._fsync)
+        put_in_place(self.path)
+        self._environment = open_environment(self.path / DATA, fsync=self._fsync)
 
     def read(self, database: str, key: str) -> Tensor | None:
         """Reads one value.
@@ -192,18 +221,42 @@ class Store:
         Raises:
             StoreError: They are damaged.
         """
-        db, checksums = self._database(database), self._database(_CHECKSUMS)
+        db, checksums = self._database(database), self._database(CHECKSUMS)
+        if db is None:
+            return None
         with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
             value = transaction.get(key.encode(), db=db)
-            if value is None:
-                return None
-            found = np.frombuffer(value, dtype=np.uint8).copy()
-            expected = transaction.get(f"{database}/{key}".encode(), db=checksums)
-            if expected is None or bytes(expected) != _checksum(found):
-                raise StoreError(
-                    f"{self.path} is damaged: the checksum of {database}/{key} does not match. "
-                    f"{_IF_DAMAGED}"
-                )
+            return (
+                None if value is None else self._sound(transaction, checksums, database, key, value)
+            )
+
+    def items(self, database: str) -> Iterator[tuple[str, Tensor]]:
+        """Reads all values of a database, much faster than one by one.
+
+        Args:
+            database: It.
+
+        Yields:
+            Each key with its bytes, (n,) uint8, a copy.
+
+        Raises:
+            StoreError: They are damaged.
+        """
+        db, checksums = self._database(database), self._database(CHECKSUMS)
+        if db is None:
+            return
+        with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
+            for name, value in transaction.cursor(db=db):
+                key = bytes(name).decode()
+                yield key, self._sound(transaction, checksums, database, key, value)
+
+    def _sound(
+        self, transaction: Any, checksums: Any, database: str, key: str, value: Any
+    ) -> Tensor:
+        found = np.frombuffer(value, dtype=np.uint8).copy()
+        expected = transaction.get(f"{database}/{key}".encode(), db=checksums)
+        if expected is None or bytes(expected) != checksum(found.data):
+            raise damaged(self.path / DATA, f"the checksum of {database}/{key} does not match")
         return torch.from_numpy(found)
 
     def read_tensor(
@@ -229,90 +282,81 @@ class Store:
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if found is None or len(found) != size:
             what = "is missing" if found is None else f"has {len(found)} bytes, not {size}"
-            raise StoreError(f"{self.path} is damaged: {database}/{key} {what}. {_IF_DAMAGED}")
+            raise damaged(self.path / DATA, f"{database}/{key} {what}")
         return found.view(dtype).reshape(shape)
 
     def keys(self, database: str) -> list[str]:
         """All keys of a database."""
         db = self._database(database)
+        if db is None:
+            return []
         with self._damage_reported(), self._environment.begin() as transaction:
             return [bytes(key).decode() for key in transaction.cursor(db=db).iternext(values=False)]
 
     def contains(self, database: str, key: str) -> bool:
         """Whether the key is there; its value is not read."""
         db = self._database(database)
+        if db is None:
+            return False
         with self._damage_reported(), self._environment.begin(buffers=True) as transaction:
             return transaction.get(key.encode(), db=db) is not None
 
     def count(self, database: str) -> int:
         """How many keys a database has; O(1)."""
         db = self._database(database)
+        if db is None:
+            return 0
         with self._damage_reported(), self._environment.begin() as transaction:
             return int(transaction.stat(db)["entries"])
 
     def _database(self, name: str) -> Any:
+        """Its handle; None where nothing was ever written to it."""
         if name not in self._databases:
-            try:
-                self._databases[name] = self._environment.open_db(name.encode())
-            except lmdb.Error as reason:  # making a database is a write
-                raise self._cannot_write(reason) from reason
+            with self._damage_reported():
+                try:
+                    self._databases[name] = self._environment.open_db(name.encode(), create=False)
+                except lmdb.NotFoundError:
+                    return None
         return self._databases[name]
 
     def _damage_reported(self) -> contextlib.AbstractContextManager[None]:
-        return _damage_reported(self.path / _DATA)
+        return damage_reported(self.path / DATA)
 
     def _cannot_write(self, reason: lmdb.Error) -> StoreError:
-        if isinstance(reason, _DAMAGES):
-            return _unreadable(self.path / _DATA, reason)
-        return WriteError(
-            f"Writing to {self.path} failed: {reason}. Is the disk full? What was written before "
-            f"is intact; make room and start again."
+        return unless_damaged(
+            self.path / DATA,
+            reason,
+            WriteError(
+                f"Writing to {self.path} failed: {reason}. Is the disk full? What was written "
+                f"before is intact; make room and start again."
+            ),
         )
 
 
-def _open_environment(file: Path, fsync: bool) -> Any:
-    if not file.exists():
-        _create(file)
-    if file.stat().st_size == 0:
-        raise StoreError(f"{file} is empty: it was cut off. {_IF_DAMAGED}")
-    with _damage_reported(file):
-        environment = _open(file, fsync=fsync, map_size=max(_FIRST_MAP_SIZE, file.stat().st_size))
-    # LMDB maps the file: reading a page that is not there would kill the process, not raise.
-    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if file.stat().st_size < needed:
-        environment.close()
-        raise StoreError(
-            f"{file} is damaged: it has {file.stat().st_size} bytes of at least {needed}, so it "
-            f"was cut off, perhaps by an incomplete copy. {_IF_DAMAGED}"
-        )
-    return environment
+def _sealed_afresh(transaction: Any, databases: Mapping[str, Any], environment: Any) -> Seal:
+    """The seal of what a version without seals has written.
+
+    It left the checksums of databases that were emptied, which go.
+    """
+    seal, checksums, known = Seal(), databases[CHECKSUMS], dict(databases)
+    for name, recorded in list(_with_prefix(transaction, checksums, "")):
+        database, key = (part.encode() for part in name.decode().rsplit("/", 1))
+        if database.decode() not in known:
+            known[database.decode()] = environment.open_db(database, txn=transaction)
+        if transaction.get(key, db=known[database.decode()]) is None:
+            transaction.delete(name, db=checksums)
+        else:
+            seal = seal.plus(name, recorded)
+    return seal
 
 
-def _open(file: Path, *, fsync: bool, map_size: int) -> Any:
-    return lmdb.open(str(file), subdir=False, map_size=map_size, max_dbs=_MAX_DATABASES, sync=fsync)
-
-
-def _create(file: Path) -> None:
-    """Makes an empty environment under another name first: a file at `file` is always whole."""
-    draft = file.with_name("new.mdb")
-    _open(draft, fsync=True, map_size=_FIRST_MAP_SIZE).close()
-    draft.replace(file)
-    draft.with_name("new.mdb-lock").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _damage_reported(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except lmdb.Error as reason:
-        raise _unreadable(file, reason) from reason
-
-
-def _unreadable(file: Path, reason: lmdb.Error) -> StoreError:
-    return StoreError(
-        f"{file} cannot be read: {reason}. It is damaged, or not one of ours, and then another "
-        f"folder is the way out; nothing in it was changed. If it is ours: {_IF_DAMAGED}"
-    )
+def _with_prefix(transaction: Any, db: Any, prefix: str) -> Iterator[tuple[bytes, bytes]]:
+    cursor = transaction.cursor(db=db)
+    if cursor.set_range(prefix.encode()):
+        for key, value in cursor:
+            if not key.startswith(prefix.encode()):
+                return
+            yield key, value
 
 
 def as_json(content: Mapping[str, object]) -> Tensor:
@@ -353,10 +397,5 @@ def refuse_differences(
         )
 
 
-def _bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _bytes_of(tensor: Tensor) -> _Bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
-def _checksum(value: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    """CRC-32 and length."""
-    return zlib.crc32(value.data).to_bytes(4, "little") + len(value).to_bytes(8, "little")

@@ -22,10 +22,10 @@ from fedvarp.analysis.styles import CAUSES
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.templating import fixed_part, render
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.whole_files import write_whole
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.version import __version__
+from fedvarp.whole_files import write_whole
 
 _ENDINGS: Final = (".html", ".htm")
 _MOST_REFUSALS: Final = 100

@@ -1,0 +1,112 @@
+"""What a checkpoint holds besides the server: the records of all rounds, and the run's small files.
+
+So config.toml, versions.json and metrics.jsonl can be lost or damaged without losing the run: they
+are written anew from the checkpoint, which alone has to be waited for at every round.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fedvarp.errors import DamageWarning
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.journal import line_of
+from fedvarp.runs.mendable import is_to_be_mended
+from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.whole_files import write_whole
+
+_RECORDS: Final = "round/"
+_TEXTS: Final = "file/"
+
+
+def record_key(record: Mapping[str, Any]) -> str:
+    """The key of a round's record among the entries of a checkpoint; in the order of rounds."""
+    return f"{_RECORDS}{record['round']:010d}"
+
+
+def committed_records(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """The records of all rounds that were committed, in their order."""
+    return (entry for key, entry in checkpoint.entries().items() if key.startswith(_RECORDS))
+
+
+class KeptTexts:
+    """The small files of a run, as entries of its checkpoint; each again once it has changed.
+
+    Args:
+        directory: Of the run.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._files = _small_files(directory)
+        self._seen: dict[Path, int] = {}
+
+    def changed(self) -> dict[str, dict[str, str]]:
+        """The files that were written since the last call, by their keys."""
+        found = {}
+        for file in self._files:
+            try:
+                written = file.stat().st_mtime_ns
+                if self._seen.get(file) != written:
+                    found[f"{_TEXTS}{file.name}"] = {"text": file.read_text(encoding="utf-8")}
+                    self._seen[file] = written
+            except (FileNotFoundError, UnicodeDecodeError):
+                continue
+        return found
+
+
+def mend(directory: RunDirectory) -> None:
+    """Writes what is gone or damaged of a run's small files anew, from its checkpoint.
+
+    Warns of each. Does nothing where there is no checkpoint, or nothing to mend.
+
+    Args:
+        directory: Of the run.
+
+    Raises:
+        StoreError: The checkpoint is damaged, or in use.
+    """
+    if not is_to_be_mended(directory):
+        return
+    with Checkpoint(directory.checkpoint_folder) as checkpoint:
+        entries = checkpoint.entries()
+        for file in _small_files(directory):
+            kept = entries.get(f"{_TEXTS}{file.name}")
+            if kept is not None and not _is_sound(directory, file):
+                _write_anew(file, kept["text"].encode())
+        records = list(committed_records(checkpoint))
+        if records and not _has_records(directory):
+            _write_anew(directory.metrics_file, b"".join(map(line_of, records)))
+
+
+def _small_files(directory: RunDirectory) -> tuple[Path, ...]:
+    return directory.config_file, directory.versions_file, directory.data_folder_file
+
+
+def _is_sound(directory: RunDirectory, file: Path) -> bool:
+    if file != directory.config_file:
+        return file.exists()
+    try:
+        return bool(directory.settings())
+    except RunError:
+        return False
+
+
+def _has_records(directory: RunDirectory) -> bool:
+    try:
+        return directory.metrics_file.exists() and directory.rounds_done >= 0
+    except RunError:
+        return False
+
+
+def _write_anew(file: Path, content: bytes) -> None:
+    was = "damaged" if file.exists() else "gone"
+    write_whole(file, content)
+    warnings.warn(
+        f"{file} was {was}, and was written anew from the run's checkpoint.",
+        DamageWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,143 @@
+"""The seal of a store: how many values it holds, and one digest over all their names and checksums.
+
+A checksum beside each value tells a damaged value from a sound one, but not that a value is gone.
+The seal does. It is a sum over the values, so that a transaction which changes M of them has M
+terms to take out and M to put in, however many others there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fedvarp.tables.pages import DamagedPagesError, Snapshot, Value, values
+
+CHECKSUMS: Final = "checksums"
+"""The database of checksums, by the names of databases and keys."""
+SEAL: Final = "seal"
+"""The database that holds the seal alone, under its own name."""
+
+_RECORD: Final = struct.Struct("<QQ16sI")  # transaction, count, digest, CRC-32 of those
+_ALL: Final = 2**128 - 1
+_UNSEALED_FORMAT: Final = 1
+
+
+def checksum(value: Any) -> bytes:
+    """CRC-32 and length of some bytes."""
+    return zlib.crc32(value).to_bytes(4, "little") + len(value).to_bytes(8, "little")
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a store holds, in two numbers.
+
+    Attributes:
+        count: How many values.
+        digest: The sum over them of a digest of name and checksum, modulo 2^128.
+    """
+
+    count: int = 0
+    digest: int = 0
+
+    def plus(self, name: bytes, recorded: bytes) -> Seal:
+        """With one value more, of this name and checksum."""
+        return Seal(self.count + 1, (self.digest + _term(name + recorded)) & _ALL)
+
+    def minus(self, name: bytes, recorded: bytes) -> Seal:
+        """With one value less."""
+        return Seal(self.count - 1, (self.digest - _term(name + recorded)) & _ALL)
+
+    def packed(self, transaction: int) -> bytes:
+        """Its record, which belongs to one transaction."""
+        numbers = struct.pack("<QQ", transaction, self.count) + self.digest.to_bytes(16, "little")
+        return numbers + zlib.crc32(numbers).to_bytes(4, "little")
+
+    @staticmethod
+    def unpacked(record: bytes) -> Seal:
+        """The seal of a record."""
+        _, count, digest, _ = _RECORD.unpack(record)
+        return Seal(count, int.from_bytes(digest, "little"))
+
+
+def _term(name: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+
+
+def examine(file: int, snapshot: Snapshot, *, with_values: bool) -> Seal | None:
+    """Proves that a snapshot is whole: its pages, its keys, its checksums, perhaps its values.
+
+    Args:
+        file: A descriptor to read LMDB's file from.
+        snapshot: Which of its states.
+        with_values: Whether to read all values too; else only what stands in the trees.
+
+    Returns:
+        Its seal; None for what a version without seals has written.
+
+    Raises:
+        DamagedPagesError: It is not; says what is wrong.
+        OSError: The disk cannot be read.
+    """
+    recorded, present = Seal(), Seal()
+    names = [0, 0]  # of checksums, of values
+    found: bytes | None = None
+    about: bytes | None = None
+    for value in values(file, snapshot):
+        if value.database == SEAL.encode():
+            found = _bytes(file, value)
+        elif value.database == CHECKSUMS.encode():
+            recorded = recorded.plus(value.key, _bytes(file, value))
+            names[0] = (names[0] + (0 if with_values else _term(value.key))) & _ALL
+        else:
+            name = value.database + b"/" + value.key
+            if with_values:
+                present = present.plus(name, checksum(_bytes(file, value)))
+            else:
+                names[1] = (names[1] + _term(name)) & _ALL
+            if name == b"state/about":
+                about = _bytes(file, value)
+    if about is not None and _format(about) == _UNSEALED_FORMAT:
+        return None
+    if found is None or len(found) != _RECORD.size:
+        raise DamagedPagesError("the record of what it holds is missing")
+    seal, transaction, crc = Seal.unpacked(found), *_RECORD.unpack(found)[::3]
+    if crc != zlib.crc32(found[:-4]) or transaction != snapshot.transaction:
+        raise DamagedPagesError("the record of what it holds is of another state")
+    if with_values and present != recorded:
+        raise DamagedPagesError(_first_mismatch(file, snapshot))
+    if recorded != seal:
+        raise DamagedPagesError(f"it has {recorded.count} values, and not the {seal.count} sealed")
+    if names[0] != names[1]:
+        raise DamagedPagesError("it has values under other keys than were written")
+    return seal
+
+
+def _bytes(file: int, value: Value) -> bytes:
+    found = os.pread(file, value.length, value.offset)
+    if len(found) != value.length:
+        raise DamagedPagesError(f"{value.database.decode(errors='replace')} was cut off")
+    return found
+
+
+def _format(about: bytes) -> object:
+    try:
+        return json.loads(about).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _first_mismatch(file: int, snapshot: Snapshot) -> str:
+    """Names a value that is not what its checksum says; only for what is known to be damaged."""
+    recorded, found = {}, {}
+    for value in values(file, snapshot):
+        if value.database == CHECKSUMS.encode():
+            recorded[value.key] = _bytes(file, value)
+        elif value.database != SEAL.encode():
+            found[value.database + b"/" + value.key] = checksum(_bytes(file, value))
+    name = next(n for n in sorted({*recorded, *found}) if recorded.get(n) != found.get(n))
+    return f"the checksum of {name.decode(errors='replace')} does not match"
