@@ -13,6 +13,9 @@ from typing import Final
 
 CAMPAIGNS: Final[dict[str, str]] = {
     "replies": "broken replies and lies, at Flower strategies",
+    "kills": "processes killed, and calls that fail, at every storage call of a run",
+    "power": "power failures: what had not been waited for is lost, in part and in any order",
+    "damage": "flipped bits, lost pages, cut-off and missing files of runs",
 }
 """Module: what it throws, at what."""
 

@@ -268,8 +268,8 @@ def test_a_damaged_checkpoint_is_not_said_to_go_on(finished: Path) -> None:
     os.truncate(checkpoint, checkpoint.stat().st_size // 2 // 4096 * 4096)
     ended = fedvarp("resume", finished, "--set", "rounds=8")
     assert ended.code == 1
-    assert "Restore it from a copy" in ended.err
-    assert "the checkpoint of a run directory, the whole directory" in ended.err
+    assert "restore the folder from a backup" in ended.err
+    assert "delete" not in ended.err
     assert "goes on" not in ended.err
 
 

@@ -21,7 +21,19 @@ def test_a_run_begins_with_its_settings_and_versions_and_no_drafts(tmp_path: Pat
     run.create({"rounds": 3, "workers": None, "local_sgd": {"lr": 0.1}})
     assert run.exists
     assert run.settings() == {"rounds": 3, "local_sgd": {"lr": 0.1}}
-    assert sorted(file.name for file in run.path.iterdir()) == ["config.toml", "versions.json"]
+    found = sorted(file.name for file in run.path.iterdir())
+    assert found == [".lock", "config.toml", "versions.json"]
+
+
+def test_of_two_who_begin_a_run_at_once_one_writes_nothing(tmp_path: Path) -> None:
+    first, second = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "run")
+    with first._claimed():
+        with pytest.raises(RunError, match=r"beginning a run.*right now"), second.begun({}):
+            pass
+        assert [file.name for file in first.path.iterdir()] == [".lock"]
+    with first.begun({"rounds": 3}):
+        pass
+    assert first.settings() == {"rounds": 3}
 
 
 def test_a_place_that_is_taken_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -40,7 +52,7 @@ def test_settings_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run"):
         run.settings()
     run.config_file.write_bytes(b"rounds = \xff\n")
-    with pytest.raises(RunError, match=r"config\.toml is damaged.*Restore"):
+    with pytest.raises(RunError, match=r"config\.toml is damaged.*resume.*restore"):
         run.settings()
 
 
@@ -83,6 +95,7 @@ def test_rounds_without_a_checkpoint_cannot_be_gone_on_from(tmp_path: Path) -> N
     with pytest.raises(RunError, match=r"1 rounds.*no checkpoint.*Restore"):
         run.refuse_without_checkpoint()
     run.checkpoint_folder.mkdir()
+    run.checkpoint_file.touch()
     run.refuse_without_checkpoint()
 
 

@@ -76,11 +76,40 @@ def test_the_last_whole_line_is_found_without_those_before(file: Path, length: i
     assert read_last_line(file) == record
 
 
+@pytest.mark.parametrize(
+    ("found", "changed"),
+    [
+        (b'{"round": 0}\n{"round": 1}\n{"round": 2}\n{"ro', False),
+        (b'{"round": 0}\n{"rou', False),
+        (b'{"round": 0}\n' + bytes(100), False),
+        (bytes(13) + b'{"round": 1}\n', False),
+        (b"", False),
+        (b'{"round": 0}\n{"round": 7}\n', True),
+    ],
+)
+def test_a_journal_becomes_what_was_committed(file: Path, found: bytes, changed: bool) -> None:
+    file.write_bytes(found)
+    journal = Journal(file)
+    assert journal.become([{"round": 0}, {"round": 1}]) == changed
+    journal.append({"round": 2})
+    journal.close()
+    assert read_lines(file) == [{"round": 0}, {"round": 1}, {"round": 2}]
+    kept = file.with_name("metrics.jsonl.changed")
+    assert (kept.read_bytes() if kept.exists() else None) == (found if changed else None)
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"rounds": 3}', "[" * 100_000, "null"])
+def test_lines_that_are_no_records_are_damage(file: Path, line: str) -> None:
+    file.write_text(f"{line}\n")
+    with pytest.raises(RunError, match="damaged in its line 1"):
+        read_lines(file)
+
+
 def test_damaged_lines_are_named(file: Path) -> None:
     file.write_text('{"round": 0}\nhalf\n')
-    with pytest.raises(RunError, match=r"damaged in its line 2 .*Restore"):
+    with pytest.raises(RunError, match=r"damaged in its line 2 .*resume.*restore"):
         read_lines(file)
-    with pytest.raises(RunError, match=r"damaged in its last whole line .*Restore"):
+    with pytest.raises(RunError, match=r"damaged in its last whole line .*resume.*restore"):
         read_last_line(file)
     with pytest.raises(RunError, match="no round"):
         read_lines(file.with_name("nowhere"))

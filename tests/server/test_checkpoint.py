@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import signal
@@ -13,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import lmdb
 import pytest
 import torch
 from torch import Tensor
 
 import fedvarp.server.checkpoint
-import fedvarp.tables.store
+import fedvarp.tables.data_file
 import registry
 from fedvarp import (
     MIFA,
@@ -38,6 +40,8 @@ from fedvarp import (
     ServerSGD,
     StoreError,
 )
+from fedvarp.errors import DamageWarning
+from fedvarp.tables.seals import checksum
 from fedvarp.tables.store import Store
 
 N, D = 5, 4
@@ -201,19 +205,93 @@ def test_an_algorithm_that_could_not_take_back_what_it_gives_is_refused(tmp_path
         checkpoint.restore(a_server(Forgetful()))
 
 
-def test_another_format_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedvarp.server.checkpoint, "FORMAT", 99)
-    with pytest.raises(CheckpointError, match=r"in format 1; this is fedvarp .* reads format 99"):
+    with Checkpoint(tmp_path) as checkpoint:
+        checkpoint.commit(a_server())
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"in format 99; this is fedvarp .* reads format 2"):
+        Checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_the_format_before_is_gone_on_with(saved: Path) -> None:
+    """It had no seal, and left the checksums of tables that were replaced."""
+    with lmdb.open(str(saved / "data.mdb"), subdir=False, max_dbs=9) as environment:
+        checksums = environment.open_db(b"checksums")
+        with environment.begin(write=True) as transaction:
+            state = environment.open_db(b"state", txn=transaction)
+            about = bytes(transaction.get(b"about", db=state) or b"").replace(
+                b'"format": 2', b'"format": 1'
+            )
+            transaction.put(b"about", about, db=state)
+            transaction.put(b"state/about", checksum(about), db=checksums)
+            transaction.put(b"rows/rows/4", bytes(12), db=checksums)
+            transaction.drop(environment.open_db(b"seal", txn=transaction))
+    with Checkpoint(saved) as checkpoint:
+        server = a_server()
+        assert checkpoint.restore(server)
+        one_round(server, 2)
+        checkpoint.commit(server)
+    with Checkpoint(saved) as checkpoint:
+        again = a_server()
+        assert checkpoint.restore(again)
+    assert again.round == 3
+    assert torch.equal(again.w, server.w)
+
+
+def test_a_damaged_newest_round_costs_that_round(tmp_path: Path) -> None:
+    """One bit of the newest w is turned: the transaction before it is still whole."""
+    with Checkpoint(tmp_path) as checkpoint:
+        server, models = a_server(FedAvg(), dim=1000), []
+        for _ in range(3):
+            one_round(server)
+            checkpoint.commit(server)
+            models.append(server.w.clone())
+    file = tmp_path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.find(models[2].numpy().tobytes())
+    assert at > 0
+    data[at + 2001] ^= 0x10
+    file.write_bytes(bytes(data))
+    with pytest.warns(DamageWarning, match="checksum of state/w does not match"):
+        checkpoint = Checkpoint(tmp_path)
+    fresh = a_server(FedAvg(), dim=1000)
+    checkpoint.restore(fresh)
+    assert fresh.round == 2
+    assert torch.equal(fresh.w, models[1])
+    one_round(fresh)
+    checkpoint.commit(fresh)
+    checkpoint.close()
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.round == 3
+
+
+def test_a_place_that_cannot_be_read_is_not_called_damaged(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.pread", failing)
+    with pytest.raises(StoreError, match=r"Input/output error.*need not be damage") as refused:
         Checkpoint(saved)
+    assert "delete" not in str(refused.value)
+
+
+def test_a_draft_that_somebody_was_killed_over_does_not_block_the_next(tmp_path: Path) -> None:
+    (tmp_path / "new.mdb").write_bytes(b"half of a")
+    with Checkpoint(tmp_path) as checkpoint:
+        checkpoint.commit(a_server())
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["data.mdb", "data.mdb-lock", "lock"]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: b"", "is empty: it was cut off"),
+        (lambda data: b"", "is empty"),
         (lambda data: data[: len(data) // 2 // 4096 * 4096], "was cut off"),
-        (lambda data: data[:5000], "cut off|cannot be read"),
-        (lambda data: b"not a database" * 1000, "cannot be read"),
+        (lambda data: data[:5000], "cut off|meta pages"),
+        (lambda data: b"not a database" * 1000, "not ours"),
     ],
 )
 def test_a_damaged_file_is_refused_and_left_alone(
@@ -226,25 +304,6 @@ def test_a_damaged_file_is_refused_and_left_alone(
     with pytest.raises(StoreError, match=message):
         Checkpoint(saved)
     assert file.read_bytes() == before
-
-
-def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
-    """The w of 1000 numbers has pages of its own; one bit of it is turned."""
-    with Checkpoint(tmp_path) as checkpoint:
-        server = a_server(FedAvg(), dim=1000)
-        one_round(server)
-        checkpoint.commit(server)
-    file = tmp_path / "data.mdb"
-    data = bytearray(file.read_bytes())
-    at = data.find(server.w.numpy().tobytes())
-    assert at > 0
-    data[at + 2001] ^= 0x10
-    file.write_bytes(bytes(data))
-    fresh = a_server(FedAvg(), dim=1000)
-    mismatch = pytest.raises(StoreError, match="checksum of state/w does not match")
-    with Checkpoint(tmp_path) as checkpoint, mismatch:
-        checkpoint.restore(fresh)
-    assert fresh.round == 0
 
 
 def test_two_processes_cannot_share_a_folder(saved: Path) -> None:
@@ -267,7 +326,7 @@ def test_rows_on_disk_elsewhere_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_map_grows_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedvarp.tables.store, "_FIRST_MAP_SIZE", 64 * 1024)
+    monkeypatch.setattr(fedvarp.tables.data_file, "_FIRST_MAP_SIZE", 64 * 1024)
     with Checkpoint(tmp_path, fsync=False) as checkpoint:
         server = a_server(dim=50_000)
         for client in range(N):
@@ -452,7 +511,7 @@ def test_a_writer_killed_many_times_leaves_a_whole_round(
 def test_no_file_of_ours_is_a_pickle(saved: Path) -> None:
     """What is not tensors is JSON that any tool can read."""
     data = (saved / "data.mdb").read_bytes()
-    at = data.find(b'{"format": 1')
+    at = data.find(b'{"format": 2')
     assert at > 0
     about, _ = json.JSONDecoder().raw_decode(data[at:].decode("latin-1"))
     assert about["server"]["algorithm"] == "FedVARP"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Checkpoint, DivergenceWarning, LocalSGD, OnRoundEnd
+from fedvarp import DivergenceWarning, LocalSGD, OnRoundEnd
 from fedvarp.clients import local_training
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
@@ -22,7 +22,6 @@ from fedvarp.models import Quadratic, quadratic_loss
 from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.journal import Journal
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers import SequentialTrainer
@@ -580,23 +579,3 @@ def test_what_cannot_be_opened_locks_nobody_out(tmp_path: Path) -> None:
         resumable(tmp_path, rounds=5)
     (tmp_path / "timings.jsonl").rmdir()
     resumable(tmp_path, rounds=5)
-
-
-def test_metrics_reach_the_disk_before_the_checkpoint_that_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    commit, sync = Checkpoint.commit, Journal.sync
-
-    def noting_commit(self: Checkpoint, *arguments: Any, **named: Any) -> None:
-        order.append("commit")
-        commit(self, *arguments, **named)
-
-    def noting_sync(self: Journal) -> None:
-        order.append("sync")
-        sync(self)
-
-    monkeypatch.setattr(Checkpoint, "commit", noting_commit)
-    monkeypatch.setattr(Journal, "sync", noting_sync)
-    resumable(tmp_path)
-    assert order == ["sync", "commit"] * 4

@@ -446,11 +446,36 @@ def test_a_run_that_reached_its_target_stays_there(
     assert again.server.round == first.server.round
 
 
-def test_missing_metrics_are_noticed(some_digits: FederatedDataset, tmp_path: Path) -> None:
-    short_run(some_digits, out=tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match="lines are missing"):
-        short_run(some_digits, out=tmp_path, rounds=9, resume=True)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("metrics.jsonl", lambda content: b""),
+        ("metrics.jsonl", lambda content: bytes(len(content))),
+        ("metrics.jsonl", lambda content: content.replace(b'"round": 3', b'"round": 7')),
+        ("metrics.jsonl", None),
+        ("config.toml", lambda content: bytes(len(content))),
+        ("config.toml", None),
+        ("versions.json", None),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::fedvarp.errors.DamageWarning")
+def test_the_checkpoint_has_a_copy_of_the_small_files(
+    some_digits: FederatedDataset,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[bytes], bytes] | None,
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        short_run(some_digits, out=folder)
+    if damage is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(damage((run / name).read_bytes()))
+    for folder in (run, other):
+        short_run(some_digits, out=folder, rounds=8, resume=True)
+    for file in ("config.toml", "metrics.jsonl", "model.safetensors", name):
+        assert (run / file).read_bytes() == (other / file).read_bytes()
 
 
 @pytest.mark.parametrize("lost", [b"", bytes(20)], ids=["cut off", "never written"])

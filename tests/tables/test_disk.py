@@ -316,7 +316,7 @@ def test_a_damaged_row_is_noticed_and_the_server_stays_as_it_is(tmp_path: Path) 
     w, rows, velocity = other.w.clone(), everyone(other), other.optimizer.state_dict()["velocity"]
     before = velocity.clone()
     damaged = pytest.raises(StoreError, match="checksum of rows/rows/0")
-    with Checkpoint(tmp_path) as checkpoint, damaged:
+    with damaged, Checkpoint(tmp_path) as checkpoint:
         checkpoint.restore(other)
     assert other.round == 1
     assert torch.equal(other.w, w)

@@ -17,16 +17,15 @@ def test_two_words_that_changed_places_are_damage(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     numbers = torch.arange(1000, dtype=torch.int64)
     store.write({("state", "x"): numbers})
+    store.write({("state", "y"): numbers})  # so that the transaction before has it, too
     store.close()
     file = tmp_path / "data.mdb"
     data = file.read_bytes()
     swapped = numbers.clone()
     swapped[[3, 700]] = swapped[[700, 3]]
     file.write_bytes(data.replace(numbers.numpy().tobytes(), swapped.numpy().tobytes()))
-    store = Store.open(tmp_path)
     with pytest.raises(StoreError, match="checksum of state/x"):
-        store.read("state", "x")
-    store.close()
+        Store.open(tmp_path)
 
 
 def test_a_value_without_a_checksum_is_damage(tmp_path: Path) -> None:

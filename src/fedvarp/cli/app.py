@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedvarp.cli import analysis, diagnose, flower
+from fedvarp.cli import analysis, diagnose, flower, safekeeping
 from fedvarp.cli.encoding import print_whatever_the_encoding
 from fedvarp.cli.errors import (
     FAILED,
@@ -257,6 +257,7 @@ def sweep(
 
 analysis.register(app)
 diagnose.register(app)
+safekeeping.register(app)
 app.add_typer(flower.app, name="flower")
 
 

@@ -94,7 +94,7 @@ def of_last_checkpoint(
     Raises:
         RunError: If there is no checkpoint, or an empty one.
     """
-    if not directory.checkpoint_folder.exists():
+    if not directory.checkpoint_file.exists():
         raise RunError(
             f"{directory.path} has no checkpoint: no round of it was trained, or it was not "
             f"copied. `fedvarp diagnose {directory.config_file}` looks at its first model."

@@ -49,6 +49,7 @@ class RunDirectory:
         self.metrics_file = self.path / "metrics.jsonl"
         self.timings_file = self.path / "timings.jsonl"
         self.checkpoint_folder = self.path / "checkpoint"
+        self.checkpoint_file = self.checkpoint_folder / "data.mdb"
         self.model_file = self.path / "model.safetensors"
         self.versions_file = self.path / "versions.json"
         self.data_folder_file = self.path / "data_folder.txt"
@@ -259,7 +260,7 @@ class RunDirectory:
         Raises:
             RunError: There is nothing to go on from.
         """
-        if self.rounds_done and not self.checkpoint_folder.exists():
+        if self.rounds_done and not self.checkpoint_file.exists():
             raise self.without_checkpoint()
 
     def without_checkpoint(self) -> RunError:

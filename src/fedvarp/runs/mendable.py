@@ -15,7 +15,7 @@ def is_to_be_mended(directory: RunDirectory) -> bool:
     Returns:
         Whether `fedvarp.simulation.mending.mend` has something to do, as far as a short look tells.
     """
-    if not directory.checkpoint_folder.is_dir():
+    if not directory.checkpoint_file.exists():
         return False
     try:
         directory.settings()

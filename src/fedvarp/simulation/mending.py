@@ -28,9 +28,14 @@ def record_key(record: Mapping[str, Any]) -> str:
     return f"{_RECORDS}{record['round']:010d}"
 
 
+def is_record(key: str) -> bool:
+    """Whether that is the key of a round's record."""
+    return key.startswith(_RECORDS)
+
+
 def committed_records(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     """The records of all rounds that were committed, in their order."""
-    return (entry for key, entry in checkpoint.entries().items() if key.startswith(_RECORDS))
+    return (entry for key, entry in checkpoint.entries().items() if is_record(key))
 
 
 class KeptTexts:
@@ -41,7 +46,7 @@ class KeptTexts:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._files = _small_files(directory)
+        self._files = small_files(directory)
         self._seen: dict[Path, int] = {}
 
     def changed(self) -> dict[str, dict[str, str]]:
@@ -73,7 +78,7 @@ def mend(directory: RunDirectory) -> None:
         return
     with Checkpoint(directory.checkpoint_folder) as checkpoint:
         entries = checkpoint.entries()
-        for file in _small_files(directory):
+        for file in small_files(directory):
             kept = entries.get(f"{_TEXTS}{file.name}")
             if kept is not None and not _is_sound(directory, file):
                 _write_anew(file, kept["text"].encode())
@@ -82,7 +87,8 @@ def mend(directory: RunDirectory) -> None:
             _write_anew(directory.metrics_file, b"".join(map(line_of, records)))
 
 
-def _small_files(directory: RunDirectory) -> tuple[Path, ...]:
+def small_files(directory: RunDirectory) -> tuple[Path, ...]:
+    """The files of a run that its checkpoint keeps copies of, besides the records."""
     return directory.config_file, directory.versions_file, directory.data_folder_file
 
 

@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import filelock
 import lmdb
 
 from fedvarp.errors import DamageWarning, FedvarpError
-from fedvarp.tables.pages import IS_KNOWN, DamagedPagesError, Snapshot, go_back, snapshots
+from fedvarp.tables.pages import IS_KNOWN, DamagedPagesError, Snapshot, go_back, snapshots, values
 from fedvarp.tables.seals import SEAL, Seal, examine
 from fedvarp.whole_files import make_folder, sync_folder
 
 DATA: Final = "data.mdb"
 """The file of a store, in its folder."""
+LOCK: Final = "lock"
+"""What is locked by who writes to the store."""
 DRAFT: Final = "new.mdb"
 """What a file is called until it is whole."""
 
@@ -182,6 +185,54 @@ def _seal_by_lmdb(file: Path) -> Seal | None:
             return Seal.unpacked(transaction.get(SEAL.encode(), db=database))
     finally:
         environment.close()
+
+
+def values_of(file: Path, snapshot: Snapshot | None, database: str) -> dict[str, bytes]:
+    """Reads a small database without LMDB, from a file that `inspect` has found whole.
+
+    Args:
+        file: That of a store.
+        snapshot: Which state; None reads nothing.
+        database: Its name.
+
+    Returns:
+        All its values by key.
+    """
+    if snapshot is None:
+        return {}
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return {
+            value.key.decode(): os.pread(descriptor, value.length, value.offset)
+            for value in values(descriptor, snapshot)
+            if value.database == database.encode()
+        }
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Keeps the pages of a store as they are while they are read, by whoever does not write it.
+
+    Args:
+        folder: Of the store, which another process may be writing to.
+
+    Raises:
+        StoreError: Another process writes to it, and LMDB cannot hold it still.
+    """
+    with contextlib.ExitStack() as held:
+        lock = filelock.FileLock(folder / LOCK, thread_local=False)
+        if (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK):
+            try:
+                lock.acquire(timeout=0)
+                held.callback(lock.release)
+            except filelock.Timeout:  # a reader of LMDB's own: its pages are not used again
+                environment = open_environment(folder / DATA, fsync=True, readonly=True)
+                held.callback(environment.close)
+                with damage_reported(folder / DATA):
+                    held.enter_context(environment.begin())
+        yield
 
 
 def copy_file(file: Path, to: Path) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedvarp.tables.data_file import (
     DATA,
     DRAFT,
+    LOCK,
     StoreError,
     WriteError,
     create,
@@ -66,7 +67,7 @@ class Store:
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path} is a file, and a folder is needed. Choose another name.")
         make_folder(path)
-        self._lock = filelock.FileLock(path / "lock", thread_local=False)
+        self._lock = filelock.FileLock(path / LOCK, thread_local=False)
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:

@@ -1,0 +1,114 @@
+"""Kills runs at their storage calls, one after the other, and lets calls fail.
+
+Every call that changes the disk, Python's or LMDB's, is a place: the process is killed before it,
+or with half of a write done, or the call fails as on a failing or full disk. Then the same command
+again must end with the same files, to the byte, and with no round lost whose commit had come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults import storage
+from benchmarks.faults.storage import Tally, Variant, in_a_process, left_behind, train
+
+BAD: Final = (
+    "acknowledged rounds lost",
+    "silent differences",
+    "runs that need a hand",
+    "exceptions that are not ours",
+    "died of another signal",
+)
+_ROUNDS: Final = 5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the campaign.
+
+    Args:
+        arguments: ``--count``, how many kills; ``--seed``.
+
+    Returns:
+        How many things went wrong that should not.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults kills", description=__doc__)
+    parser.add_argument("--count", type=int, default=5000, help="kills at least")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    code = storage.under_the_shim("kills", arguments)
+    if code is not None:
+        return code
+    tally, draw = Tally(), random.Random(given.seed)
+    with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
+        folder = Path(place).resolve()
+        known = {variant: _straight(folder, variant) for variant in storage.variants()}
+        n = 0
+        while tally.counts.get("kills", 0) < given.count:
+            variant = list(known)[n % len(known)]
+            _one(folder / "killed", variant, known[variant], n // len(known), draw, tally)
+            n += 1
+    return tally.report(BAD)
+
+
+def _straight(folder: Path, variant: Variant) -> tuple[dict[str, bytes], int]:
+    """What the run leaves behind that nobody disturbs, and how many storage calls it makes."""
+    run = folder / "straight"
+    outcome = in_a_process(lambda: train(run, variant, _ROUNDS), folder)
+    if outcome.how != "done":
+        raise RuntimeError(f"{variant.name}: {outcome}")
+    found = left_behind(run)
+    shutil.rmtree(run)
+    return found, outcome.calls
+
+
+def _one(
+    run: Path,
+    variant: Variant,
+    known: tuple[dict[str, bytes], int],
+    turn: int,
+    draw: random.Random,
+    tally: Tally,
+) -> None:
+    """Disturbs one run once to eight times, and lets it come to its end."""
+    expected, calls = known
+    shutil.rmtree(run, ignore_errors=True)
+    acknowledged, at, where = -1, turn % calls, ""
+    for _ in range(draw.choice((1, 2, 4, 8))):
+        action = draw.choice((storage.KILL,) * 3 + (storage.KILL_HALF_WAY,) * 3 + (3, 4))
+        outcome = in_a_process(
+            lambda: train(run, variant, _ROUNDS), run.parent, at=at, action=action
+        )
+        where += f"{variant.name}, call {at}, action {action}, {outcome.how}; "
+        if outcome.how == "killed":
+            tally.count("kills")
+            if outcome.said != "9":
+                tally.blame("died of another signal", where + storage.signal_name(outcome))
+        elif outcome.how != "done":
+            tally.count("calls that failed")
+            if outcome.how == "foreign":
+                tally.blame("exceptions that are not ours", where + outcome.said)
+        _compare_rounds(outcome, acknowledged, where, tally)
+        acknowledged = max((acknowledged, *outcome.committed))
+        at = draw.randrange(max(2, calls // 2))
+    last = in_a_process(lambda: train(run, variant, _ROUNDS), run.parent)
+    _compare_rounds(last, acknowledged, where, tally)
+    if last.how == "foreign":
+        tally.blame("exceptions that are not ours", where + last.said)
+    elif last.how != "done":
+        tally.blame("runs that need a hand", f"{where}{last.how}: {last.said}")
+    elif left_behind(run) != expected:
+        tally.blame("silent differences", where)
+    elif list(run.rglob("*.part")) or list(run.rglob("new.mdb*")):
+        tally.blame("runs that need a hand", f"{where}strays: {list(run.rglob('*'))}")
+
+
+def _compare_rounds(outcome: storage.Outcome, acknowledged: int, where: str, tally: Tally) -> None:
+    came_so_far = outcome.how == "done" or outcome.resumed_at is not None
+    if came_so_far and acknowledged > (-1 if outcome.resumed_at is None else outcome.resumed_at):
+        tally.blame("acknowledged rounds lost", f"{where}{acknowledged}, then {outcome}")

@@ -1,0 +1,117 @@
+"""Cuts the power of runs: between any two storage calls, with what was not waited for half there.
+
+Runs are logged call by call, begun, killed and gone on with. A cut is a place in the log and one
+of the states that the disk may be in there (`lost_power.py`). The same command again must then end
+with the same files, to the byte. With fsync no round may be lost whose commit had come back;
+without it a run may be refused as damaged, which is counted, but never end with other figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults import storage
+from benchmarks.faults.lost_power import Call, Disk, read_log
+from benchmarks.faults.storage import Tally, Variant, in_a_process, left_behind, train
+
+BAD: Final = (
+    "acknowledged rounds lost",
+    "silent differences",
+    "runs that need a hand",
+    "exceptions that are not ours",
+)
+_FIRST, _ROUNDS = 3, 5
+_CUTS_A_LOG: Final = 25
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the campaign.
+
+    Args:
+        arguments: ``--count``, how many cuts; ``--seed``.
+
+    Returns:
+        How many things went wrong that should not.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults power", description=__doc__)
+    parser.add_argument("--count", type=int, default=2000, help="power cuts")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    code = storage.under_the_shim("power", arguments)
+    if code is not None:
+        return code
+    tally, draw = Tally(), random.Random(given.seed)
+    known = storage.variants()
+    done = 0
+    with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
+        folder, turn = Path(place).resolve(), 0
+        while done < given.count:
+            variant = known[turn % len(known)]
+            turn += 1
+            calls, expected = _logged(folder, variant, draw)
+            for _ in range(min(_CUTS_A_LOG, given.count - done)):
+                _cut(folder, calls, draw.randint(0, len(calls)), variant, expected, draw, tally)
+                done += 1
+    return tally.report(BAD)
+
+
+def _logged(
+    folder: Path, variant: Variant, draw: random.Random
+) -> tuple[list[Call], dict[str, bytes]]:
+    """The storage calls of a run that is begun, killed, gone on with and prolonged."""
+    root, log = folder / "logged", folder / "log"
+    shutil.rmtree(root, ignore_errors=True)
+    log.unlink(missing_ok=True)
+    root.mkdir()
+    run = root / "run"
+    for rounds, at in ((_ROUNDS, draw.randint(40, 70)), (_ROUNDS, -1)):
+        in_a_process(
+            lambda rounds=rounds: train(run, variant, rounds),  # type: ignore[misc]
+            root,
+            at=at,
+            action=storage.KILL,
+            log=log,
+        )
+    return read_log(log), left_behind(run)
+
+
+def _cut(
+    folder: Path,
+    calls: Sequence[Call],
+    at: int,
+    variant: Variant,
+    expected: dict[str, bytes],
+    draw: random.Random,
+    tally: Tally,
+) -> None:
+    root = folder / "logged"
+    disk = Disk(root)
+    for call in calls[:at]:
+        disk.do(call)
+    acknowledged = max((call.offset for call in calls[:at] if call.kind == "!"), default=-1)
+    shutil.rmtree(root, ignore_errors=True)  # in its own place: a run may note where it is
+    disk.after_the_cut(root, draw)
+    found = sorted(str(f.relative_to(root)) for f in root.rglob("*"))
+    outcome = in_a_process(lambda: train(root / "run", variant, _ROUNDS), root)
+    where = f"{variant.name}, call {at} of {len(calls)}, {found}, {outcome}"
+    kind = "power cuts" if variant.fsync else "power cuts without fsync"
+    tally.count(kind)
+    resumed = -1 if outcome.resumed_at is None else outcome.resumed_at
+    if outcome.how in ("foreign", "failed", "killed"):
+        tally.blame("exceptions that are not ours", where)
+    elif outcome.how == "refused" and variant.fsync:
+        tally.blame("runs that need a hand", where)
+    elif outcome.how == "refused":
+        tally.count("refused as damaged, without fsync")
+    elif left_behind(root / "run") != expected:
+        tally.blame("silent differences", where)
+    elif variant.fsync and resumed < acknowledged:
+        tally.blame("acknowledged rounds lost", where)
+    elif resumed < acknowledged:
+        tally.count("rounds trained again, without fsync")

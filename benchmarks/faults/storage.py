@@ -1,0 +1,289 @@
+"""Small real runs in processes of their own, whose storage calls are counted, cut short or logged.
+
+A process is forked for each run, so that a run costs some hundredths of a second, not the seconds
+of loading torch. `storage_calls.c` stands between it and the C library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+NOTHING, KILL, KILL_HALF_WAY, FAIL_EIO, FAIL_ENOSPC = range(5)
+
+_READY: Final = "FEDVARP_FAULTS_SHIM"
+
+
+def under_the_shim(campaign: str, arguments: Sequence[str]) -> int | None:
+    """Starts this program again with the shim before the C library, unless it is there already.
+
+    Args:
+        campaign: The name of the campaign.
+        arguments: Its arguments.
+
+    Returns:
+        The exit code of that program; None if this is it.
+    """
+    if os.environ.get(_READY):
+        return None
+    compiler = shutil.which("cc")
+    if compiler is None:
+        sys.exit("The campaigns of kills and power cuts need a C compiler, as cc.")
+    with tempfile.TemporaryDirectory() as folder:
+        shim = Path(folder) / "storage_calls.so"
+        source = Path(__file__).with_name("storage_calls.c")
+        subprocess.run(
+            [compiler, "-O2", "-shared", "-fPIC", "-o", str(shim), str(source)], check=True
+        )
+        environment = {**os.environ, "LD_PRELOAD": str(shim), _READY: "1"}
+        command = [sys.executable, "-m", "benchmarks.faults", campaign, *arguments]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def scratch() -> str | None:
+    """A folder in memory, if there is one: what a disk would lose is simulated, not waited for."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A kind of run.
+
+    Attributes:
+        name: What it is called.
+        settings: What `simulate` is told beyond the usual.
+        fsync: Whether commits wait for the disk.
+        commit_every: Rounds between commits.
+    """
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    fsync: bool = True
+    commit_every: int = 1
+
+
+def variants() -> list[Variant]:
+    """The kinds of run that faults are thrown at; loads all that they need, once for all."""
+    import torch
+
+    from fedvarp import Table
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        train(Path(folder) / "run", Variant("warm"), 1)
+
+    return [
+        Variant("rows in memory"),
+        Variant("rows on disk", {"table": Table(where="disk")}),
+        Variant("int8 on disk", {"table": Table(where="disk", codec="int8"), "algorithm": "mifa"}),
+        Variant("few rows", {"table": Table(max_rows=3)}),
+        Variant("scaffold", {"algorithm": "scaffold"}),
+        Variant("every second round", commit_every=2),
+        Variant("no fsync", fsync=False),
+        Variant("on disk, no fsync", {"table": Table(where="disk")}, fsync=False),
+    ]
+
+
+DIM: Final = 40
+
+
+def train(folder: Path, variant: Variant, rounds: int) -> None:
+    """Begins a small run in a folder, or goes on with it: the same call whatever is there.
+
+    Args:
+        folder: Of the run.
+        variant: Which.
+        rounds: T.
+    """
+    import torch
+
+    from fedvarp import Evaluation, LocalSGD, Recording, simulate, stream
+    from fedvarp.data import from_tensors
+    from fedvarp.models import Quadratic, quadratic_loss
+
+    x = torch.randn(6, DIM, generator=stream(0, "centres"))
+    clients = from_tensors([(row[None], torch.ones(1, DIM)) for row in x])
+    given: dict[str, Any] = {"algorithm": "fedvarp", **variant.settings}
+    simulate(
+        clients,
+        Quadratic(DIM),
+        quadratic_loss,
+        local_sgd=LocalSGD(lr=0.1, batch_size=1, epochs=2),
+        clients_per_round=2,
+        rounds=rounds,
+        evaluation=Evaluation(every=1),
+        recording=Recording(
+            out=str(folder),
+            resume=True,
+            fsync=variant.fsync,
+            commit_every=variant.commit_every,
+            progress=False,
+        ),
+        **given,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended.
+
+    Attributes:
+        how: "done", "refused" (an error of ours), "failed" (an error of the operating system's),
+            "foreign" (any other error) or "killed".
+        said: The error's message, or the number of the signal.
+        committed: The rounds whose commit came back.
+        resumed_at: The round that the checkpoint held when it began; None without one.
+        calls: How many storage calls it made.
+    """
+
+    how: str
+    said: str = ""
+    committed: tuple[int, ...] = ()
+    resumed_at: int | None = None
+    calls: int = 0
+
+
+def in_a_process(
+    work: Callable[[], None],
+    folder: Path,
+    *,
+    at: int = -1,
+    action: int = NOTHING,
+    log: Path | None = None,
+) -> Outcome:
+    """Does something in a process of its own.
+
+    Args:
+        work: What.
+        folder: The storage calls below it count.
+        at: The call to act upon; -1 for none.
+        action: What to do at it.
+        log: Where to log all calls, if anywhere.
+
+    Returns:
+        How it ended.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _child(work, folder, at, action, log, write)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        lines = [json.loads(line) for line in pipe.read().splitlines()]
+    _, status = os.waitpid(pid, 0)
+    told: dict[str, Any] = {"how": "killed", "said": str(os.WTERMSIG(status))}
+    committed = [line["committed"] for line in lines if "committed" in line]
+    for line in lines:
+        told |= {name: value for name, value in line.items() if name != "committed"}
+    return Outcome(committed=tuple(committed), **told)
+
+
+def _child(
+    work: Callable[[], None], folder: Path, at: int, action: int, log: Path | None, pipe: int
+) -> None:
+    from fedvarp.errors import FedvarpError
+    from fedvarp.server.checkpoint import Checkpoint
+
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    shim = ctypes.CDLL(None)
+
+    def tell(**what: object) -> None:
+        os.write(pipe, json.dumps(what).encode() + b"\n")
+
+    commit, restore = Checkpoint.commit, Checkpoint.restore
+
+    def committing(self: Checkpoint, *arguments: Any, **named: Any) -> None:
+        commit(self, *arguments, **named)
+        if hasattr(shim, "faults_mark"):
+            shim.faults_mark(ctypes.c_long(self.round or 0))
+        tell(committed=self.round)
+
+    def restoring(self: Checkpoint, *arguments: Any) -> bool:
+        tell(resumed_at=self.round)
+        return restore(self, *arguments)
+
+    Checkpoint.commit = committing  # type: ignore[method-assign]
+    Checkpoint.restore = restoring  # type: ignore[method-assign, assignment]
+    if hasattr(shim, "faults_arm"):
+        descriptor = -1
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        shim.faults_arm(str(folder).encode(), descriptor, ctypes.c_long(at), action)
+    code = 1
+    try:
+        work()
+        tell(how="done", calls=shim.faults_count() if hasattr(shim, "faults_count") else 0)
+        code = 0
+    except FedvarpError as error:
+        tell(how="refused", said=str(error))
+    except OSError as error:
+        tell(how="failed", said=repr(error))
+    except BaseException as error:
+        import traceback
+
+        tell(how="foreign", said="".join(traceback.format_exception(error)))
+    finally:
+        os._exit(code)
+
+
+def left_behind(run: Path) -> dict[str, bytes]:
+    """What two runs that are the same have the same, to the byte.
+
+    Args:
+        run: Its folder.
+
+    Returns:
+        The content of those files by name.
+    """
+    names = ("metrics.jsonl", "model.safetensors", "config.toml")
+    return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
+
+
+class Tally:
+    """Counts, and the first few things that should not have happened."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.wrong: list[str] = []
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Adds to one of the counts."""
+        self.counts[what] = self.counts.get(what, 0) + times
+
+    def blame(self, what: str, where: str) -> None:
+        """Counts what should not have happened, and remembers where it did."""
+        self.count(what)
+        self.wrong.append(f"{what}: {where}")
+
+    def report(self, bad: Sequence[str]) -> int:
+        """Prints all counts, with zeros for what never happened.
+
+        Args:
+            bad: What should not.
+
+        Returns:
+            How often it did.
+        """
+        for what in (*self.counts, *(b for b in bad if b not in self.counts)):
+            sys.stdout.write(f"{self.counts.get(what, 0):7,}  {what}\n")
+        for line in self.wrong[:10]:
+            sys.stdout.write(f"\n{line}\n")
+        return len(self.wrong)
+
+
+def signal_name(outcome: Outcome) -> str:
+    """The name of the signal that ended a process."""
+    return signal.Signals(int(outcome.said)).name if outcome.how == "killed" else ""

@@ -1,0 +1,191 @@
+"""Looks whether a run is whole, and copies one, while it runs or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.errors import RunError
+from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of
+from fedvarp.runs.identity import changes, lasting
+from fedvarp.server.checkpoint import ENTRIES
+from fedvarp.simulation.mending import is_record, small_files
+from fedvarp.tables.data_file import DATA, copy_file, inspect, undisturbed, values_of
+from fedvarp.tables.pages import Snapshot
+from fedvarp.tables.store import StoreError
+from fedvarp.whole_files import make_folder, sync_folder, write_whole
+
+_PART: Final = ".part"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one file.
+
+    Attributes:
+        file: Its name in the run's directory.
+        is_sound: Whether it is what the run wrote.
+        said: In words.
+    """
+
+    file: str
+    is_sound: bool
+    said: str
+
+
+def verify(run: str | os.PathLike[str]) -> list[Finding]:
+    """Checks every byte of a run that can be checked, and changes nothing.
+
+    It may be asked of a run that is being trained: what it looks at is held still meanwhile.
+
+    Args:
+        run: The run's directory, or the folder of a checkpoint alone, such as Flower's.
+
+    Returns:
+        What was found of each file.
+
+    Raises:
+        RunError: There is neither a run nor a checkpoint.
+    """
+    directory = RunDirectory(run)
+    alone = (directory.path / DATA).exists()
+    folder = directory.path if alone else directory.checkpoint_folder
+    has_checkpoint = (folder / DATA).exists()
+    if not has_checkpoint and not directory.exists:
+        raise RunError(f"{directory.path} holds neither a run nor a checkpoint: nothing to verify.")
+    if not has_checkpoint:
+        said = "is not there: the run can be looked at, not gone on with"
+        return [Finding("checkpoint", True, said), *_files(directory, None)]
+    name = DATA if alone else f"checkpoint/{DATA}"
+    try:
+        with undisturbed(folder):
+            seal, snapshot, wrong = inspect(folder / DATA, with_values=True)
+            held = _Held.of(folder / DATA, snapshot)
+    except StoreError as error:
+        return [Finding(name, False, str(error)), *([] if alone else _files(directory, None))]
+    if wrong is not None:
+        said = f"is damaged in its newest transaction ({wrong}); the one before it is whole"
+    elif seal is None:
+        said = "is whole; an earlier version wrote it, without a seal"
+    else:
+        said = f"is whole: {seal.count:,} values, digest {seal.digest:032x}"
+    return [Finding(name, wrong is None, said), *([] if alone else _files(directory, held))]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a checkpoint holds of the files beside it: settings that last, and lines of metrics."""
+
+    settings: Mapping[str, object]
+    lines: bytes
+
+    @staticmethod
+    def of(file: Path, snapshot: Snapshot | None) -> _Held:
+        about = json.loads(values_of(file, snapshot, "state").get("about", b"{}"))
+        entries = values_of(file, snapshot, ENTRIES)
+        records = [line + b"\n" for key, line in entries.items() if is_record(key)]
+        return _Held(about.get("notes", {}).get("settings", {}), b"".join(records))
+
+
+def _files(directory: RunDirectory, held: _Held | None) -> Iterator[Finding]:
+    yield _config(directory, {} if held is None else held.settings)
+    yield _metrics(directory, None if held is None or not held.lines else held.lines)
+    yield _model(directory)
+    if not directory.versions_file.exists():
+        yield Finding(directory.versions_file.name, False, "is gone; resuming writes it anew")
+
+
+def _config(directory: RunDirectory, committed: Mapping[str, object]) -> Finding:
+    name = directory.config_file.name
+    try:
+        now = lasting(directory.settings())
+    except (RunError, OSError) as error:
+        return Finding(name, False, str(error))
+    edited = changes(committed, now, committed.keys() & now.keys())
+    if edited:
+        return Finding(name, False, f"differs from the checkpoint's: {'; '.join(edited)}")
+    return Finding(name, True, "is whole")
+
+
+def _metrics(directory: RunDirectory, records: bytes | None) -> Finding:
+    name = directory.metrics_file.name
+    try:
+        lines = len(directory.metrics())
+        found = directory.metrics_file.read_bytes()
+    except (RunError, OSError) as error:
+        return Finding(name, False, str(error))
+    if records is not None and not found.startswith(records):
+        return Finding(name, False, "differs from the checkpoint's records; resuming mends it")
+    if records is not None:
+        return Finding(name, True, f"is that of the checkpoint, {lines:,} lines")
+    return Finding(name, True, f"can be read, {lines:,} lines")
+
+
+def _model(directory: RunDirectory) -> Finding:
+    name = directory.model_file.name
+    if not directory.model_file.exists():
+        return Finding(name, True, "is not there yet: it is written when the run ends")
+    try:
+        about = read_about(directory.model_file)
+    except (DamagedModelError, OSError) as error:
+        return Finding(name, False, f"is damaged: {error}; resuming writes it anew")
+    if "sha256" not in about:
+        return Finding(name, True, "has no digest: an earlier version wrote it")
+    is_newest = about.get("metrics_sha256") == _sha256(directory.metrics_file)
+    said = "is whole" if is_newest else "is whole, and of other records than metrics.jsonl"
+    return Finding(name, True, f"{said}: the model after round {about.get('round')}")
+
+
+def _sha256(file: Path) -> str | None:
+    return sha256_of(file) if file.exists() else None
+
+
+def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Finding]:
+    """Copies a run as of its last commit, while it is being trained or not, and verifies the copy.
+
+    Args:
+        run: The run's directory.
+        to: A directory that is not there yet; it appears when all of the copy is whole.
+
+    Returns:
+        What was found of each file of the copy.
+
+    Raises:
+        RunError: There is no run, or the place of the copy is taken.
+        StoreError: The run's checkpoint is damaged, or the copy could not be written.
+    """
+    source, target = RunDirectory(run), Path(to)
+    if not source.exists or not (source.checkpoint_folder / DATA).exists():
+        raise RunError(f"{source.path} is no run with a checkpoint: there is nothing to back up.")
+    if target.exists():
+        raise RunError(f"{target} is there already. Choose a new directory for the copy.")
+    draft = RunDirectory(target.with_name(f"{target.name}{_PART}"))
+    if draft.path.is_symlink():
+        raise RunError(f"{draft.path} is a link; the copy is made there first. Remove it.")
+    shutil.rmtree(draft.path, ignore_errors=True)  # of a backup that was killed
+    try:
+        make_folder(draft.checkpoint_folder)
+        copy_file(source.checkpoint_folder / DATA, draft.checkpoint_folder / DATA)
+        _, snapshot, _ = inspect(draft.checkpoint_folder / DATA, with_values=False)
+        records = _Held.of(draft.checkpoint_folder / DATA, snapshot).lines
+        for file in (*small_files(source), source.timings_file):
+            if file.exists():
+                write_whole(draft.path / file.name, file.read_bytes())
+        write_whole(draft.metrics_file, records or source.metrics_file.read_bytes())
+        if source.has_the_newest_model:
+            write_whole(draft.model_file, source.model_file.read_bytes())
+        findings = verify(draft.path)
+        if wrong := [f"{found.file} {found.said}" for found in findings if not found.is_sound]:
+            raise RunError(f"The copy of {source.path} is not whole: {'; '.join(wrong)}.")
+        draft.path.replace(target)
+    except BaseException:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        raise
+    sync_folder(target.parent)
+    return findings
