@@ -6,6 +6,7 @@ of loading torch. `storage_calls.c` stands between it and the C library.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,18 +38,24 @@ def under_the_shim(campaign: str, arguments: Sequence[str]) -> int | None:
     """
     if os.environ.get(_READY):
         return None
+    with shim() as environment:
+        command = [sys.executable, "-m", "benchmarks.faults", campaign, *arguments]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+@contextlib.contextmanager
+def shim() -> Iterator[dict[str, str]]:
+    """Compiles the shim, and gives the environment variables of a program that has it."""
     compiler = shutil.which("cc")
     if compiler is None:
         sys.exit("The campaigns of kills and power cuts need a C compiler, as cc.")
     with tempfile.TemporaryDirectory() as folder:
-        shim = Path(folder) / "storage_calls.so"
+        library = Path(folder) / "storage_calls.so"
         source = Path(__file__).with_name("storage_calls.c")
         subprocess.run(
-            [compiler, "-O2", "-shared", "-fPIC", "-o", str(shim), str(source)], check=True
+            [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
         )
-        environment = {**os.environ, "LD_PRELOAD": str(shim), _READY: "1"}
-        command = [sys.executable, "-m", "benchmarks.faults", campaign, *arguments]
-        return subprocess.run(command, env=environment, check=False).returncode
+        yield {**os.environ, "LD_PRELOAD": str(library), _READY: "1"}
 
 
 def scratch() -> str | None:

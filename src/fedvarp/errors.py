@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import Final
 
 TRACEBACK_VARIABLE: Final = "FEDVARP_TRACEBACK"
 """The environment variable that asks for the traceback of an error besides its sentence."""
 
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -58,7 +60,19 @@ def sentence(error: BaseException) -> str:
             said += " The disk is full: free some space, or choose another directory."
     else:
         said = str(error)
-    return " ".join([said, *getattr(error, "__notes__", [])])
+    return plain(" ".join([said, *getattr(error, "__notes__", [])]))
+
+
+def plain(text: str) -> str:
+    r"""Writes out the control characters of a text, which could command a terminal.
+
+    >>> print(plain("a\x1b[2Jb"))
+    a\x1b[2Jb
+
+    Args:
+        text: From a file that anybody may have written; its line ends and tabs stay.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def wants_tracebacks() -> bool:

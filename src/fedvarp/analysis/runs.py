@@ -312,7 +312,7 @@ def read_at(place: Path) -> list[Run]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines() or [""]
         runs = [_compacted(file, json.loads(line)) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{file} is not a file of compacted runs, or is damaged ({error!r}). Name run "
             f"directories, or files that `fedvarp compact` wrote."
@@ -359,6 +359,6 @@ def _versions(directory: RunDirectory) -> Record | None:
     """versions.json, or None where it is missing or damaged: no figure depends on it."""
     try:
         versions: Record = json.loads(directory.versions_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return versions

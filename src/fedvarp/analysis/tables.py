@@ -21,9 +21,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from fedvarp.analysis.templating import render
+from fedvarp.errors import plain
 
 _UNKNOWN: Final = "–"
 _WIDEST: Final = 1000  # letters of a line: cut or folded figures are worse than a long line
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one
 _PARAGRAPH: Final = 88  # letters of a line of prose
 _MARKDOWN: Final = re.compile(r"([\\`*_~|<>\[\]&])")  # what would be more than a letter
 
@@ -64,11 +66,12 @@ class Table:
         for name in self.columns:
             # Text, not str: a name in square brackets is no markup.
             table.add_column(
-                Text(name.replace(", ", ",\n")), justify="left" if self._in_words(name) else "right"
+                Text(plain(name).replace(", ", ",\n")),
+                justify="left" if self._in_words(name) else "right",
             )
         for row in self.rows:
             table.add_row(*(Text(_shown(cell)) for cell in row))
-        return _printed(_WIDEST, Text(self.title), table) + paragraphs(self.notes)
+        return _printed(_WIDEST, Text(plain(self.title)), table) + paragraphs(self.notes)
 
     def markdown(self) -> str:
         """Writes the table for a Markdown page; every letter of a cell stays a letter.
@@ -96,8 +99,8 @@ class Table:
         """
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows([_finite(cell) for cell in row] for row in self.rows)
+        writer.writerow(map(_no_formula, self.columns))
+        writer.writerows([_no_formula(_finite(cell)) for cell in row] for row in self.rows)
         return file.getvalue()
 
     def json(self, rows: str = "rows", **beside: Any) -> str:
@@ -146,7 +149,7 @@ class Table:
 
 def paragraphs(lines: Iterable[str]) -> str:
     """Folds each of the lines into a paragraph for a terminal."""
-    return "".join(_printed(_PARAGRAPH, Text(line)) for line in lines)
+    return "".join(_printed(_PARAGRAPH, Text(plain(line))) for line in lines)
 
 
 def markdown_text(text: str) -> str:
@@ -168,7 +171,18 @@ def _printed(width: int, *parts: RenderableType) -> str:
 
 
 def _shown(cell: object) -> str:
-    return _UNKNOWN if cell is None else str(cell)
+    return _UNKNOWN if cell is None else plain(str(cell))
+
+
+def _no_formula(cell: Any) -> Any:
+    """A text that a spreadsheet would compute begins with an apostrophe, which it does not show.
+
+    >>> _no_formula("=1+1"), _no_formula(-1.5), _no_formula("FedAvg")
+    ("'=1+1", -1.5, 'FedAvg')
+    """
+    if not isinstance(cell, str):
+        return cell
+    return f"'{plain(cell)}" if cell.startswith(_FORMULA) else plain(cell)
 
 
 def _finite(value: Any) -> Any:

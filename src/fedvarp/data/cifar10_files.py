@@ -37,6 +37,7 @@ OFFICIAL_MD5: Final[Mapping[str, str]] = MappingProxyType(
         "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
     }
 )
+_MOST_BYTES: Final = 2**28  # that the archive unpacks to; the official one has 186 million
 _DOWNLOAD: Final = "download_cifar10"
 _AGAIN: Final = f"fedvarp.data.download.{_DOWNLOAD}(folder) fetches a fresh copy."
 
@@ -148,6 +149,11 @@ def _files_of_archive(archive: Path, wanted: Mapping[str, str]) -> Iterator[tupl
         with tarfile.open(archive, "r|*") as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
+                if max(member.size, member.offset_data) > _MOST_BYTES:
+                    raise DataError(
+                        f"{archive} unpacks to more than {_MOST_BYTES:,} bytes, which CIFAR-10 "
+                        f"does not: it is another file. {_AGAIN}"
+                    )
                 file = tar.extractfile(member) if member.isfile() and name in remaining else None
                 if file is not None:
                     remaining.remove(name)

@@ -34,6 +34,7 @@ CIFAR10_MD5: Final = "c58f30108f718f92721af3b95e74349a"
 # has been published: the CRC in the zip file and the counts of plays and roles stand in for one.
 SHAKESPEARE_URL: Final = "https://www.gutenberg.org/files/100/old/old/1994-01-100.zip"
 
+_MOST_UNPACKED: Final = 2**28  # bytes; all of Shakespeare has 5.6 million
 _CHUNK: Final = 1 << 18
 _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)  # HTTP answers worth asking again
 _DROPPED: Final = (
@@ -121,6 +122,11 @@ def fetch(
     with FileLock(target.with_name(target.name + ".lock")):
         if target.exists() and _is_right(target, verify):
             return target  # another process was faster
+        if part.is_symlink():
+            raise DataError(
+                f"{part} is a link to {part.readlink()}, and a download would write there. Remove "
+                f"the link."
+            )
         resumed = _size(part) > 0
         _complete(url, part, progress, attempts, backoff, timeout)
         if resumed and not _is_right(part, verify):
@@ -169,6 +175,8 @@ def is_sound_zip(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MOST_UNPACKED:
+                raise DataError(f"it unpacks to more than {_MOST_UNPACKED:,} bytes.")
             damaged = archive.testzip()
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise DataError(f"it is not a whole and sound zip archive ({error}).") from error
@@ -254,11 +262,15 @@ def _receive(url: str, part: Path, progress: Progress | None, timeout: float) ->
         if not goes_on:
             have = 0  # the server sends the whole file again
         total = None if length is None else have + int(length)
-        with part.open("ab" if goes_on else "wb") as file:
+        with open(part, "ab" if goes_on else "wb", opener=_no_link) as file:
             done = _copy(response, file, have, total, progress)
             file.flush()
             os.fsync(file.fileno())
     return total is None or done == total
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _copy(

@@ -226,7 +226,7 @@ def _value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
         if set(parsed) == {"value"}:
             return parsed["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         pass
     try:
         return float(text)
@@ -237,7 +237,7 @@ def _value(text: str) -> Any:
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:  # the latter: nested too deeply
         raise SettingsError(
             f"{where} cannot be read as TOML: {error}. Texts need quotes there, as in "
             f'algorithm = "fedvarp".'

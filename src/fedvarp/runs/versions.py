@@ -82,7 +82,7 @@ def note_change(file: Path, round: int) -> list[str]:
         before = {name: kept.get(name, "unknown") for name in now}
         for entry in kept.get(_LATER, []):
             before |= {name: entry[name] for name in now if name in entry}
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         _write(file, now)
         return []
     compared = now.keys() - {"platform"}  # which every update of a kernel changes

@@ -43,7 +43,7 @@ def parse_call(text: str) -> Choice:
         inside = _BARE_WORD.sub(r'="\1"', rest[:-1])
         options = tomllib.loads(f"options = {{{inside}}}")["options"]
         return Choice(**{"name": name.strip(), **options})
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SettingsError(
             f"= {text!r} cannot be read; options are written as in {name.strip()}(beta=0.5)"
         ) from None

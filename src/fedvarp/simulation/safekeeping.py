@@ -12,14 +12,15 @@ from typing import Final
 
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of
+from fedvarp.runs.exported_model import DamagedModelError, read_about
 from fedvarp.runs.identity import changes, lasting
 from fedvarp.server.checkpoint import ENTRIES
 from fedvarp.simulation.mending import is_record, small_files
-from fedvarp.tables.data_file import DATA, copy_file, inspect, undisturbed, values_of
+from fedvarp.tables.copying import copy_store, undisturbed
+from fedvarp.tables.data_file import DATA, inspect, values_of
 from fedvarp.tables.pages import Snapshot
 from fedvarp.tables.store import StoreError
-from fedvarp.whole_files import make_folder, sync_folder, write_whole
+from fedvarp.whole_files import sync_folder, write_whole
 
 _PART: Final = ".part"
 
@@ -137,13 +138,16 @@ def _model(directory: RunDirectory) -> Finding:
         return Finding(name, False, f"is damaged: {error}; resuming writes it anew")
     if "sha256" not in about:
         return Finding(name, True, "has no digest: an earlier version wrote it")
-    is_newest = about.get("metrics_sha256") == _sha256(directory.metrics_file)
-    said = "is whole" if is_newest else "is whole, and of other records than metrics.jsonl"
-    return Finding(name, True, f"{said}: the model after round {about.get('round')}")
-
-
-def _sha256(file: Path) -> str | None:
-    return sha256_of(file) if file.exists() else None
+    whole = f"is whole: the model after round {about.get('round')}"
+    if directory.has_the_newest_model:
+        return Finding(name, True, whole)
+    try:
+        is_older = str(directory.rounds_done) != about.get("round")
+    except RunError:
+        is_older = False
+    if is_older:
+        return Finding(name, True, f"{whole}, which is not the newest")
+    return Finding(name, False, f"{whole}, and metrics.jsonl was changed since")
 
 
 def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Finding]:
@@ -170,8 +174,7 @@ def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Find
         raise RunError(f"{draft.path} is a link; the copy is made there first. Remove it.")
     shutil.rmtree(draft.path, ignore_errors=True)  # of a backup that was killed
     try:
-        make_folder(draft.checkpoint_folder)
-        copy_file(source.checkpoint_folder / DATA, draft.checkpoint_folder / DATA)
+        copy_store(source.checkpoint_folder, draft.checkpoint_folder)
         _, snapshot, _ = inspect(draft.checkpoint_folder / DATA, with_values=False)
         records = _Held.of(draft.checkpoint_folder / DATA, snapshot).lines
         for file in (*small_files(source), source.timings_file):

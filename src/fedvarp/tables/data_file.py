@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import filelock
 import lmdb
 
 from fedvarp.errors import DamageWarning, FedvarpError
 from fedvarp.tables.pages import IS_KNOWN, DamagedPagesError, Snapshot, go_back, snapshots, values
 from fedvarp.tables.seals import SEAL, Seal, examine
-from fedvarp.whole_files import make_folder, sync_folder
+from fedvarp.whole_files import sync_folder
 
 DATA: Final = "data.mdb"
 """The file of a store, in its folder."""
@@ -209,50 +208,6 @@ def values_of(file: Path, snapshot: Snapshot | None, database: str) -> dict[str,
         }
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def undisturbed(folder: Path) -> Iterator[None]:
-    """Keeps the pages of a store as they are while they are read, by whoever does not write it.
-
-    Args:
-        folder: Of the store, which another process may be writing to.
-
-    Raises:
-        StoreError: Another process writes to it, and LMDB cannot hold it still.
-    """
-    with contextlib.ExitStack() as held:
-        lock = filelock.FileLock(folder / LOCK, thread_local=False)
-        if (folder / LOCK).exists() and os.access(folder / LOCK, os.W_OK):
-            try:
-                lock.acquire(timeout=0)
-                held.callback(lock.release)
-            except filelock.Timeout:  # a reader of LMDB's own: its pages are not used again
-                environment = open_environment(folder / DATA, fsync=True, readonly=True)
-                held.callback(environment.close)
-                with damage_reported(folder / DATA):
-                    held.enter_context(environment.begin())
-        yield
-
-
-def copy_file(file: Path, to: Path) -> None:
-    """Copies the newest state of a store, which somebody may be writing to meanwhile.
-
-    Args:
-        file: That of the store.
-        to: A new file; its folder is made.
-
-    Raises:
-        StoreError: The store cannot be read, or the copy is not whole.
-    """
-    make_folder(to.parent)
-    environment = open_environment(file, fsync=True, readonly=True)
-    try:
-        with damage_reported(file):
-            environment.copy(str(to), compact=False)
-    finally:
-        environment.close()
-    inspect(to, with_values=True)
 
 
 def damaged(file: Path, wrong: str) -> StoreError:

@@ -12,6 +12,7 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -141,3 +142,49 @@ def _first_mismatch(file: int, snapshot: Snapshot) -> str:
             found[value.database + b"/" + value.key] = checksum(_bytes(file, value))
     name = next(n for n in sorted({*recorded, *found}) if recorded.get(n) != found.get(n))
     return f"the checksum of {name.decode(errors='replace')} does not match"
+
+
+def sealed_afresh(transaction: Any, databases: Mapping[str, Any], environment: Any) -> Seal:
+    """The seal of what a version without seals has written.
+
+    It left the checksums of databases that were emptied, which go.
+
+    Args:
+        transaction: Of LMDB, that writes.
+        databases: Handles by name; the checksums' is among them.
+        environment: LMDB's.
+
+    Returns:
+        The seal of all values that have a checksum.
+    """
+    seal, checksums, present = Seal(), databases[CHECKSUMS], set()
+    for name in [bytes(name) for name, _ in transaction.cursor()]:  # of all databases
+        if name not in (CHECKSUMS.encode(), SEAL.encode()):
+            db = environment.open_db(name, txn=transaction)
+            keys = transaction.cursor(db=db).iternext(values=False)
+            present |= {name + b"/" + bytes(key) for key in keys}
+    for name, recorded in list(with_prefix(transaction, checksums, "")):
+        if name in present:
+            seal = seal.plus(name, recorded)
+        else:
+            transaction.delete(name, db=checksums)
+    return seal
+
+
+def with_prefix(transaction: Any, db: Any, prefix: str) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of a database whose keys begin so.
+
+    Args:
+        transaction: Of LMDB.
+        db: The database's handle.
+        prefix: How they begin.
+
+    Yields:
+        Keys and values, in the order of keys.
+    """
+    cursor = transaction.cursor(db=db)
+    if cursor.set_range(prefix.encode()):
+        for key, value in cursor:
+            if not key.startswith(prefix.encode()):
+                return
+            yield key, value

@@ -38,7 +38,7 @@ from fedvarp.tables.data_file import (
     seal_anew,
     unless_damaged,
 )
-from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum
+from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum, sealed_afresh, with_prefix
 from fedvarp.whole_files import make_folder
 
 __all__ = ["Store", "StoreError", "WriteError", "as_json", "from_json", "refuse_differences"]
@@ -110,6 +110,16 @@ class Store:
             store._wait_for_the_disk()
         return store
 
+    @classmethod
+    def environment_here(cls, path: Path) -> Any:
+        """LMDB's environment of a folder that this process has open; None if it has not.
+
+        Args:
+            path: The folder.
+        """
+        store = cls._opened.get(path.resolve())
+        return None if store is None else store._environment
+
     def close(self) -> None:
         """Gives the folder back when the last of its users has closed it."""
         if self._users == 0:
@@ -169,10 +179,10 @@ class Store:
             if database not in databases:
                 databases[database] = self._environment.open_db(database.encode(), txn=transaction)
         checksums = databases[CHECKSUMS]
-        seal = self._seal or _sealed_afresh(transaction, databases, self._environment)
+        seal = self._seal or sealed_afresh(transaction, databases, self._environment)
         for database in emptied:
             transaction.drop(databases[database], delete=False)
-            for name, recorded in list(_with_prefix(transaction, checksums, f"{database}/")):
+            for name, recorded in list(with_prefix(transaction, checksums, f"{database}/")):
                 transaction.delete(name, db=checksums)
                 seal = seal.minus(name, recorded)
         for (database, key), value in values.items():
@@ -332,32 +342,6 @@ class Store:
                 f"before is intact; make room and start again."
             ),
         )
-
-
-def _sealed_afresh(transaction: Any, databases: Mapping[str, Any], environment: Any) -> Seal:
-    """The seal of what a version without seals has written.
-
-    It left the checksums of databases that were emptied, which go.
-    """
-    seal, checksums, known = Seal(), databases[CHECKSUMS], dict(databases)
-    for name, recorded in list(_with_prefix(transaction, checksums, "")):
-        database, key = (part.encode() for part in name.decode().rsplit("/", 1))
-        if database.decode() not in known:
-            known[database.decode()] = environment.open_db(database, txn=transaction)
-        if transaction.get(key, db=known[database.decode()]) is None:
-            transaction.delete(name, db=checksums)
-        else:
-            seal = seal.plus(name, recorded)
-    return seal
-
-
-def _with_prefix(transaction: Any, db: Any, prefix: str) -> Iterator[tuple[bytes, bytes]]:
-    cursor = transaction.cursor(db=db)
-    if cursor.set_range(prefix.encode()):
-        for key, value in cursor:
-            if not key.startswith(prefix.encode()):
-                return
-            yield key, value
 
 
 def as_json(content: Mapping[str, object]) -> Tensor:

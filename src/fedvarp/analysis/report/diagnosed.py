@@ -97,21 +97,18 @@ def read_diagnoses(groups: Sequence[Group]) -> list[ReadDiagnosis]:
         RunError: A diagnosis.json is damaged.
     """
     runs = [run for group in groups for run in group.runs]
-    return [_laid_out(run, found) for run in runs if (found := _read(run)) is not None]
+    return [_read(run) for run in runs if (run.path / DIAGNOSIS_FILE).exists()]
 
 
-def _read(run: Run) -> Mapping[str, Any] | None:
+def _read(run: Run) -> ReadDiagnosis:
     file = run.path / DIAGNOSIS_FILE
-    if not file.exists():
-        return None
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, or of the encoding
+        return _laid_out(run, json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
-            f"{file} is damaged ({error}). `fedvarp diagnose {run.path}` writes it anew; or delete "
-            f"it."
+            f"{file} is damaged ({type(error).__name__}: {error}). `fedvarp diagnose {run.path}` "
+            f"writes it anew; or move it away."
         ) from error
-    return found
 
 
 def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:

@@ -1,0 +1,69 @@
+"""Reads and copies a store that somebody may be writing to, in this process or another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from fedvarp.tables.data_file import DATA, LOCK, damage_reported, inspect, open_environment
+from fedvarp.tables.store import Store
+from fedvarp.whole_files import make_folder
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Keeps the pages of a store as they are while they are read.
+
+    Args:
+        folder: Of the store.
+
+    Raises:
+        StoreError: Another process writes to it, and LMDB cannot hold it still.
+    """
+    with contextlib.ExitStack() as held:
+        environment = Store.environment_here(folder)
+        if environment is None and os.access(folder / LOCK, os.W_OK):
+            lock = filelock.FileLock(folder / LOCK, thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+                held.callback(lock.release)
+            except filelock.Timeout:
+                environment = held.enter_context(_opened(folder / DATA))
+        if environment is not None:  # a reader of LMDB's own: its pages are not used again
+            with damage_reported(folder / DATA):
+                held.enter_context(environment.begin())
+        yield
+
+
+def copy_store(folder: Path, to: Path) -> None:
+    """Copies the newest state of a store.
+
+    Args:
+        folder: Of the store.
+        to: A folder, made if there is none, and without a store.
+
+    Raises:
+        StoreError: The store cannot be read, or the copy is not whole.
+    """
+    make_folder(to)
+    with contextlib.ExitStack() as held:
+        environment = Store.environment_here(folder)
+        if environment is None:
+            environment = held.enter_context(_opened(folder / DATA))
+        with damage_reported(folder / DATA):
+            environment.copy(str(to / DATA), compact=False)
+    inspect(to / DATA, with_values=True)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    environment = open_environment(file, fsync=True, readonly=True)
+    try:
+        yield environment
+    finally:
+        environment.close()

@@ -1,0 +1,125 @@
+"""Verifying and backing up runs, while they are trained or not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedvarp import LocalSGD, StoreError
+from fedvarp.models import Quadratic, quadratic_loss
+from fedvarp.runs.errors import RunError
+from fedvarp.server.server import Server
+from fedvarp.simulation.callbacks import Record
+from fedvarp.simulation.safekeeping import backup, verify
+from simulating import simulate
+from small_problems import unequal_clients
+
+
+def train(out: Path, rounds: int, *callbacks: Callable[[Record, Server], None]) -> None:
+    simulate(
+        unequal_clients(6, 10),
+        Quadratic(10),
+        quadratic_loss,
+        local_sgd=LocalSGD(lr=0.1, batch_size=1, epochs=1),
+        clients_per_round=2,
+        rounds=rounds,
+        algorithm="fedvarp",
+        evaluate_every=1,
+        out=out,
+        resume=True,
+        fsync=False,
+        callbacks=list(callbacks),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    train(tmp_path / "run", 3)
+    return tmp_path / "run"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def wrong(run: Path) -> dict[str, str]:
+    return {found.file: found.said for found in verify(run) if not found.is_sound}
+
+
+def test_a_sound_run_is_sound_and_stays_as_it_is(run: Path) -> None:
+    before = content(run)
+    said = {found.file: found.said for found in verify(run)}
+    assert wrong(run) == {}
+    assert "values, digest" in said["checkpoint/data.mdb"]
+    assert "4 lines" in said["metrics.jsonl"]
+    assert "after round 3" in said["model.safetensors"]
+    assert content(run) == before
+    assert verify(run / "checkpoint")[0].is_sound  # as Flower's stands alone
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "config.toml"])
+def test_a_changed_file_is_named(run: Path, name: str) -> None:
+    data = bytearray((run / name).read_bytes())
+    at = data.index(b"lr = 0.1") + 7 if name == "config.toml" else len(data) - 3
+    data[at] ^= 2
+    (run / name).write_bytes(data)
+    assert name in wrong(run)
+
+
+def test_a_damaged_newest_round_is_told_from_a_damaged_checkpoint(run: Path) -> None:
+    file = run / "checkpoint" / "data.mdb"
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    assert "cut off" in wrong(run)["checkpoint/data.mdb"]
+    at = data.rindex(b'{"format": 2')
+    while at >= 0:
+        data = data[: at + 20] + bytes([data[at + 20] ^ 1]) + data[at + 21 :]
+        file.write_bytes(data)
+        said = wrong(run).get("checkpoint/data.mdb", "")
+        if said:
+            break
+        at = data.rfind(b'{"format": 2', 0, at)
+    assert "the one before it is whole" in said
+
+
+def test_a_backup_made_while_it_is_trained_can_be_gone_on_with(tmp_path: Path) -> None:
+    run, copy, straight = tmp_path / "run", tmp_path / "copies" / "copy", tmp_path / "straight"
+
+    def copy_in_the_middle(record: Record, server: Server) -> None:
+        if record["round"] == 3:
+            findings = backup(run, copy)
+            assert all(found.is_sound for found in findings)
+            assert not wrong(run)
+
+    train(run, 5, copy_in_the_middle)
+    train(straight, 5)
+    assert (copy / "metrics.jsonl").read_bytes().count(b"\n") == 3  # rounds 0 to 2 were committed
+    train(copy, 5)
+    for name in ("metrics.jsonl", "model.safetensors", "config.toml"):
+        assert (copy / name).read_bytes() == (straight / name).read_bytes()
+
+
+def test_what_cannot_be_backed_up_is_refused_and_nothing_is_left(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RunError, match="there already"):
+        backup(run, tmp_path / "taken")
+    with pytest.raises(RunError, match="nothing to back up"):
+        backup(tmp_path / "nowhere", tmp_path / "copy")
+    with pytest.raises(RunError, match="nothing to verify"):
+        verify(tmp_path / "nowhere")
+    file = run / "checkpoint" / "data.mdb"
+    file.write_bytes(file.read_bytes()[:20_000])
+    with pytest.raises(StoreError, match=r"damaged|cannot be opened"):
+        backup(run, tmp_path / "copy")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "taken"]
+
+
+def test_a_run_without_a_checkpoint_is_held_to_its_model(run: Path) -> None:
+    shutil.rmtree(run / "checkpoint")
+    assert wrong(run) == {}
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().replace(b'"round": 2', b'"round": 9'))
+    assert "model.safetensors" in wrong(run)
