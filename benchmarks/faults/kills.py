@@ -1,4 +1,4 @@
-"""Kills runs at their storage calls, one after the other, and lets calls fail.
+"""Kills runs at any of their storage calls, and lets calls fail.
 
 Every call that changes the disk, Python's or LMDB's, is a place: the process is killed before it,
 or with half of a write done, or the call fails as on a failing or full disk. Then the same command
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         n = 0
         while tally.counts.get("kills", 0) < given.count:
             variant = list(known)[n % len(known)]
-            _one(folder / "killed", variant, known[variant], n // len(known), draw, tally)
+            _one(folder / "killed", variant, known[variant], draw, tally)
             n += 1
     return tally.report(BAD)
 
@@ -71,15 +71,15 @@ def _one(
     run: Path,
     variant: Variant,
     known: tuple[dict[str, bytes], int],
-    turn: int,
     draw: random.Random,
     tally: Tally,
 ) -> None:
     """Disturbs one run once to eight times, and lets it come to its end."""
     expected, calls = known
     shutil.rmtree(run, ignore_errors=True)
-    acknowledged, at, where = -1, turn % calls, ""
+    acknowledged, where = -1, ""
     for _ in range(draw.choice((1, 2, 4, 8))):
+        at = draw.randrange(calls)
         action = draw.choice((storage.KILL,) * 3 + (storage.KILL_HALF_WAY,) * 3 + (3, 4))
         outcome = in_a_process(
             lambda: train(run, variant, _ROUNDS), run.parent, at=at, action=action
@@ -95,7 +95,6 @@ def _one(
                 tally.blame("exceptions that are not ours", where + outcome.said)
         _compare_rounds(outcome, acknowledged, where, tally)
         acknowledged = max((acknowledged, *outcome.committed))
-        at = draw.randrange(max(2, calls // 2))
     last = in_a_process(lambda: train(run, variant, _ROUNDS), run.parent)
     _compare_rounds(last, acknowledged, where, tally)
     if last.how == "foreign":
