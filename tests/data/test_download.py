@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -232,9 +233,20 @@ def test_a_server_that_does_not_say_the_length(server: Server, target: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk(server: Server, target: Path) -> None:
+def test_a_linked_part_is_not_written_through(server: Server, target: Path) -> None:
     target.parent.mkdir()
-    part_of(target).symlink_to("/dev/full")
+    elsewhere = target.parent / "elsewhere"
+    elsewhere.write_bytes(b"mine")
+    part_of(target).symlink_to(elsewhere)
+    with pytest.raises(DataError, match=r"is a link.*Remove"):
+        get(server, target)
+    assert elsewhere.read_bytes() == b"mine"
+
+
+def test_a_full_disk(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.parent.mkdir()
+    full = "fedvarp.data.download._no_link"
+    monkeypatch.setattr(full, lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(DataError, match=r"disk is full.*Free some space"):
         get(server, target)
     assert not target.exists()

@@ -108,7 +108,7 @@ def open_environment(file: Path, *, fsync: bool, readonly: bool = False) -> Any:
         )
 
 
-def prove(file: Path) -> Seal | None:
+def prove(file: Path) -> tuple[Seal | None, bool]:
     """Proves a file whole; goes back a transaction if the newest one is damaged.
 
     Only for who may write to the file. All values are read too, unless there are so many that they
@@ -118,12 +118,13 @@ def prove(file: Path) -> Seal | None:
         file: That of a store.
 
     Returns:
-        Its seal; None where a version without seals wrote it.
+        Its seal, None where a version without seals wrote it; and whether all values were read.
 
     Raises:
         StoreError: It is damaged, or cannot be read. It stays as it is.
     """
-    seal, snapshot, wrong = inspect(file, with_values=file.stat().st_size <= _READ_WHOLE)
+    with_values = file.stat().st_size <= _READ_WHOLE
+    seal, snapshot, wrong = inspect(file, with_values=with_values)
     if snapshot is not None and wrong is not None:
         descriptor = os.open(file, os.O_RDWR)
         try:
@@ -136,7 +137,7 @@ def prove(file: Path) -> Seal | None:
             DamageWarning,
             stacklevel=2,
         )
-    return seal
+    return seal, with_values and seal is not None and snapshot is not None
 
 
 def inspect(file: Path, *, with_values: bool) -> tuple[Seal | None, Snapshot | None, str | None]:

@@ -31,6 +31,7 @@ _META: Final = struct.Struct(f"<IIQQ{_TREE.size}s{_TREE.size}sQQ")
 _NODE: Final = struct.Struct("<HHHH")  # low, high, flags, size of the key
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 0x01, 0x02, 0x04, 0x08
 _BIG, _SUB_TREE = 0x01, 0x02
+_INTEGER_KEYS: Final = 0x08
 _MOST_LEVELS: Final = 32
 _PAGE_SIZES: Final = tuple(2**n for n in range(9, 17))
 
@@ -40,12 +41,19 @@ class DamagedPagesError(Exception):
 
 
 class Value(NamedTuple):
-    """Where a value stands: its database, its key there, and its bytes in the file."""
+    """A value: its database, its key there, where its bytes are in the file, and how many.
+
+    Those of a short one, which were read with its page, are there too; else None.
+    """
 
     database: bytes
     key: bytes
     offset: int
     length: int
+    data: bytes | None
+
+
+_Node = tuple[bytes, int, int, bytes | None, bool]  # key, offset, length, data, is it a tree?
 
 
 class _Tree(NamedTuple):
@@ -140,16 +148,15 @@ def values(file: int, snapshot: Snapshot) -> Iterator[Value]:
         OSError: The disk cannot be read.
     """
     walk = _Walk(file, snapshot)
-    for _, key, offset, length, _ in list(walk.leaves(snapshot.free)):
-        walk.note_free(key, offset, length)
-    for _, name, offset, length, is_tree in walk.leaves(snapshot.main):
-        if not is_tree or length != _TREE.size:
+    for key, offset, length, data, _ in list(walk.leaves(snapshot.free)):
+        walk.note_free(key, os.pread(file, length, offset) if data is None else data)
+    for name, _, length, data, is_tree in walk.leaves(snapshot.main):
+        if not is_tree or length != _TREE.size or data is None:
             raise DamagedPagesError(f"the entry {name!r} is no database")
-        tree = _Tree(*_TREE.unpack(os.pread(file, _TREE.size, offset)))
-        for _, key, at, size, nested in walk.leaves(tree):
+        for key, at, size, short, nested in walk.leaves(_Tree(*_TREE.unpack(data))):
             if nested:
                 raise DamagedPagesError(f"{name!r} holds a database of its own")
-            yield Value(name, key, at, size)
+            yield Value(name, key, at, size, short)
     walk.refuse_lost_pages()
 
 
@@ -170,56 +177,69 @@ class _Walk:
         self._seen = bytearray(self._last + 1)
         self._seen[0] = self._seen[1] = 1
 
-    def leaves(self, tree: _Tree) -> Iterator[tuple[int, bytes, int, int, bool]]:
-        """The nodes of a tree: page, key, where its bytes are, how many, whether it is a tree."""
+    def leaves(self, tree: _Tree) -> Iterator[_Node]:
+        """The nodes of a tree, in the order of their keys."""
         counts = [0, 0, 0, 0]  # branch pages, leaf pages, overflow pages, entries
-        integers = bool(tree.flags & 0x08)
+        of_integers = bool(tree.flags & _INTEGER_KEYS)
         if tree.root != _NO_PAGE:
-            last: bytes | int | None = None
-            for node in self._below(tree.root, tree.depth, counts):
-                key: bytes | int = int.from_bytes(node[1], "little") if integers else node[1]
-                if last is not None and not last < key:  # type: ignore[operator]
-                    raise DamagedPagesError(f"keys of page {node[0]} are in no order")
-                last = key
-                yield node
+            last = b""  # no key is
+            for number in self._leaf_pages(tree.root, tree.depth, counts):
+                for node in self._nodes(number, counts):
+                    key = node[0][::-1] if of_integers else node[0]  # the last byte counts most
+                    if not last < key:
+                        raise DamagedPagesError(f"keys of page {number} are in no order")
+                    last = key
+                    yield node
         said = [tree.branch_pages, tree.leaf_pages, tree.overflow_pages, tree.entries]
         if counts != said or (tree.root == _NO_PAGE and tree.depth):
             raise DamagedPagesError(f"a tree has {counts} pages and entries where {said} are noted")
 
-    def _below(
-        self, number: int, levels: int, counts: list[int]
-    ) -> Iterator[tuple[int, bytes, int, int, bool]]:
+    def _leaf_pages(self, number: int, levels: int, counts: list[int]) -> Iterator[int]:
         if not 0 < levels <= _MOST_LEVELS:
             raise DamagedPagesError(f"page {number} lies at the wrong depth of its tree")
-        self._take(number, 1)
-        page = os.pread(self._file, self._size, number * self._size)
-        own, _, flags, lower, upper = _HEADER.unpack_from(page)
-        kind = _LEAF if levels == 1 else _BRANCH
-        if own != number or flags != kind or not 16 <= lower <= upper <= self._size or lower % 2:
-            raise DamagedPagesError(f"page {number} is not what its tree expects")
-        counts[levels == 1] += 1
-        for at in struct.unpack_from(f"<{(lower - 16) // 2}H", page, 16):
-            if not upper <= at <= self._size - _NODE.size or at % 2:
-                raise DamagedPagesError(f"page {number} points outside itself")
+        if levels == 1:
+            yield number
+            return
+        page, places = self._page(number, _BRANCH)
+        counts[0] += 1
+        for at in places:
             low, high, flags, key_size = _NODE.unpack_from(page, at)
-            begin = at + _NODE.size + key_size
-            if begin > self._size:
+            if at + _NODE.size + key_size > self._size:
                 raise DamagedPagesError(f"a key of page {number} is too long")
-            if kind == _BRANCH:
-                yield from self._below(low | high << 16 | flags << 32, levels - 1, counts)
-                continue
-            length, key = low | high << 16, page[at + _NODE.size : begin]
-            counts[3] += 1
-            if flags not in (0, _BIG, _SUB_TREE) or not key:
+            yield from self._leaf_pages(low | high << 16 | flags << 32, levels - 1, counts)
+
+    def _nodes(self, number: int, counts: list[int]) -> Iterator[_Node]:
+        page, places = self._page(number, _LEAF)
+        counts[1] += 1
+        counts[3] += len(places)
+        size, start = self._size, number * self._size
+        for at in places:
+            low, high, flags, key_size = _NODE.unpack_from(page, at)
+            begin, length = at + _NODE.size + key_size, low | high << 16
+            key = page[at + _NODE.size : begin]
+            if begin > size or not key or flags not in (0, _BIG, _SUB_TREE):
                 raise DamagedPagesError(f"page {number} holds what this program never writes")
             if flags == _BIG:
                 first = int.from_bytes(page[begin : begin + 8], "little")
                 counts[2] += self._take_overflow(first, length)
-                yield number, key, first * self._size + _HEADER.size, length, False
-            elif begin + length > self._size:
+                yield key, first * size + _HEADER.size, length, None, False
+            elif begin + length > size:
                 raise DamagedPagesError(f"a value of page {number} is too long")
             else:
-                yield number, key, number * self._size + begin, length, flags == _SUB_TREE
+                data = page[begin : begin + length]
+                yield key, start + begin, length, data, flags == _SUB_TREE
+
+    def _page(self, number: int, kind: int) -> tuple[bytes, tuple[int, ...]]:
+        """A page of a tree, and where its nodes are in it."""
+        self._take(number, 1)
+        page = os.pread(self._file, self._size, number * self._size)
+        own, _, flags, lower, upper = _HEADER.unpack_from(page)
+        if own != number or flags != kind or not 16 <= lower <= upper <= self._size or lower % 2:
+            raise DamagedPagesError(f"page {number} is not what its tree expects")
+        places = struct.unpack_from(f"<{(lower - 16) // 2}H", page, 16)
+        if any(at < upper or at > self._size - _NODE.size or at % 2 for at in places):
+            raise DamagedPagesError(f"page {number} points outside itself")
+        return page, places
 
     def _take(self, first: int, count: int) -> None:
         if not 1 < first <= first + count - 1 <= self._last:
@@ -240,9 +260,9 @@ class _Walk:
         self._take(first, count)
         return count
 
-    def note_free(self, key: bytes, offset: int, length: int) -> None:
+    def note_free(self, key: bytes, listed: bytes) -> None:
         """Takes the pages that one record of the free list names."""
-        listed = os.pread(self._file, length, offset)
+        length = len(listed)
         if len(key) != 8 or length < 8 or length % 8:
             raise DamagedPagesError("the list of free pages cannot be read")
         count, *pages = struct.unpack(f"<{length // 8}Q", listed)

@@ -23,6 +23,7 @@ CHECKSUMS: Final = "checksums"
 SEAL: Final = "seal"
 """The database that holds the seal alone, under its own name."""
 
+_CHECKSUMS, _SEAL = CHECKSUMS.encode(), SEAL.encode()
 _RECORD: Final = struct.Struct("<QQ16sI")  # transaction, count, digest, CRC-32 of those
 _ALL: Final = 2**128 - 1
 _UNSEALED_FORMAT: Final = 1
@@ -84,24 +85,28 @@ def examine(file: int, snapshot: Snapshot, *, with_values: bool) -> Seal | None:
         DamagedPagesError: It is not; says what is wrong.
         OSError: The disk cannot be read.
     """
-    recorded, present = Seal(), Seal()
-    names = [0, 0]  # of checksums, of values
+    recorded = present = names = 0  # sums: of checksums; of values; of either's names
+    counts = [0, 0]  # of checksums, of values
     found: bytes | None = None
     about: bytes | None = None
     for value in values(file, snapshot):
-        if value.database == SEAL.encode():
+        database, key = value.database, value.key
+        if database == _SEAL:
             found = _bytes(file, value)
-        elif value.database == CHECKSUMS.encode():
-            recorded = recorded.plus(value.key, _bytes(file, value))
-            names[0] = (names[0] + (0 if with_values else _term(value.key))) & _ALL
+            continue
+        if database == _CHECKSUMS:
+            counts[0] += 1
+            recorded += _term(key + _bytes(file, value))
+            names += 0 if with_values else _term(key)
+            continue
+        counts[1] += 1
+        name = database + b"/" + key
+        if with_values:
+            present += _term(name + checksum(_bytes(file, value)))
         else:
-            name = value.database + b"/" + value.key
-            if with_values:
-                present = present.plus(name, checksum(_bytes(file, value)))
-            else:
-                names[1] = (names[1] + _term(name)) & _ALL
-            if name == b"state/about":
-                about = _bytes(file, value)
+            names -= _term(name)
+        if name == b"state/about":
+            about = _bytes(file, value)
     if about is not None and _format(about) == _UNSEALED_FORMAT:
         return None
     if found is None or len(found) != _RECORD.size:
@@ -111,14 +116,16 @@ def examine(file: int, snapshot: Snapshot, *, with_values: bool) -> Seal | None:
         raise DamagedPagesError("the record of what it holds is of another state")
     if with_values and present != recorded:
         raise DamagedPagesError(_first_mismatch(file, snapshot))
-    if recorded != seal:
-        raise DamagedPagesError(f"it has {recorded.count} values, and not the {seal.count} sealed")
-    if names[0] != names[1]:
+    if seal != Seal(counts[0], recorded & _ALL):
+        raise DamagedPagesError(f"it has {counts[0]} values, and not the {seal.count} sealed")
+    if counts[0] != counts[1] or names:
         raise DamagedPagesError("it has values under other keys than were written")
     return seal
 
 
 def _bytes(file: int, value: Value) -> bytes:
+    if value.data is not None:
+        return value.data
     found = os.pread(file, value.length, value.offset)
     if len(found) != value.length:
         raise DamagedPagesError(f"{value.database.decode(errors='replace')} was cut off")
@@ -136,9 +143,9 @@ def _first_mismatch(file: int, snapshot: Snapshot) -> str:
     """Names a value that is not what its checksum says; only for what is known to be damaged."""
     recorded, found = {}, {}
     for value in values(file, snapshot):
-        if value.database == CHECKSUMS.encode():
+        if value.database == _CHECKSUMS:
             recorded[value.key] = _bytes(file, value)
-        elif value.database != SEAL.encode():
+        elif value.database != _SEAL:
             found[value.database + b"/" + value.key] = checksum(_bytes(file, value))
     name = next(n for n in sorted({*recorded, *found}) if recorded.get(n) != found.get(n))
     return f"the checksum of {name.decode(errors='replace')} does not match"
