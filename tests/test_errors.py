@@ -59,3 +59,9 @@ def test_the_environment_asks_for_tracebacks(
 ) -> None:
     monkeypatch.setenv("FEDVARP_TRACEBACK", value)
     assert wants_tracebacks() is wanted
+
+
+def test_a_sentence_commands_no_terminal() -> None:
+    assert sentence(FedvarpError("name \x1b]0;gone\x07 \u202e")) == (
+        "name \\x1b]0;gone\\x07 \\x202e"
+    )

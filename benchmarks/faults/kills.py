@@ -26,6 +26,7 @@ BAD: Final = (
     "died of another signal",
 )
 _ROUNDS: Final = 5
+_RUNS: Final = 0.2  # of those that are disturbed, whole runs; the others are servers alone
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,12 +48,11 @@ def main(arguments: Sequence[str]) -> int:
     tally, draw = Tally(), random.Random(given.seed)
     with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
         folder = Path(place).resolve()
-        known = {variant: _straight(folder, variant) for variant in storage.variants()}
-        n = 0
+        runs, servers = storage.variants(), storage.servers()
+        known = {variant: _straight(folder, variant) for variant in (*runs, *servers)}
         while tally.counts.get("kills", 0) < given.count:
-            variant = list(known)[n % len(known)]
+            variant = draw.choice(runs if draw.random() < _RUNS else servers)
             _one(folder / "killed", variant, known[variant], draw, tally)
-            n += 1
     return tally.report(BAD)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import shutil
@@ -72,12 +73,24 @@ class Variant:
         settings: What `simulate` is told beyond the usual.
         fsync: Whether commits wait for the disk.
         commit_every: Rounds between commits.
+        is_served: Whether it is a server alone, without clients that train: a tenth of the time.
     """
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     fsync: bool = True
     commit_every: int = 1
+    is_served: bool = False
+
+
+def servers() -> list[Variant]:
+    """Servers alone, as behind Flower's strategy."""
+    return [
+        Variant("server", is_served=True),
+        Variant("server, rows on disk", {"codec": "float32"}, is_served=True),
+        Variant("server, int8 on disk", {"codec": "int8"}, is_served=True),
+        Variant("server, no fsync", fsync=False, is_served=True),
+    ]
 
 
 def variants() -> list[Variant]:
@@ -89,6 +102,7 @@ def variants() -> list[Variant]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         train(Path(folder) / "run", Variant("warm"), 1)
+    gc.freeze()  # or each collection of a child would copy the pages of all objects there are
 
     return [
         Variant("rows in memory"),
@@ -113,6 +127,9 @@ def train(folder: Path, variant: Variant, rounds: int) -> None:
         variant: Which.
         rounds: T.
     """
+    if variant.is_served:
+        _serve(folder, variant, rounds)
+        return
     import torch
 
     from fedvarp import Evaluation, LocalSGD, Recording, simulate, stream
@@ -139,6 +156,40 @@ def train(folder: Path, variant: Variant, rounds: int) -> None:
         ),
         **given,
     )
+
+
+def _serve(folder: Path, variant: Variant, rounds: int) -> None:
+    import torch
+
+    from fedvarp import (
+        Checkpoint,
+        DiskTable,
+        FedVARP,
+        MemoryTable,
+        RoundUpdates,
+        Server,
+        ServerMomentum,
+        stream,
+    )
+    from fedvarp.whole_files import write_whole
+
+    clients, two, state = 6, torch.full((2,), 2), folder / "state"
+    with contextlib.ExitStack() as opened:
+        checkpoint = opened.enter_context(Checkpoint(state, fsync=variant.fsync))
+        table: MemoryTable | DiskTable = MemoryTable(clients, DIM)
+        if variant.settings:
+            codec = variant.settings["codec"]
+            table = opened.enter_context(DiskTable(state, clients, DIM, codec, fsync=variant.fsync))
+        server = Server(torch.zeros(DIM), FedVARP(table), ServerMomentum(0.9))
+        checkpoint.restore(server)
+        while server.round < rounds:
+            draw = stream(0, "round", server.round)
+            cohort = torch.randperm(clients, generator=draw)[:2].sort().values
+            deltas = torch.randn(2, DIM, generator=draw) + server.w
+            server.receive(RoundUpdates(cohort, deltas, two, two, scale=0.05))
+            checkpoint.commit(server)
+        found = torch.cat([server.w[None], table.mean()[None], table.get(torch.arange(clients))])
+    write_whole(folder / "server.bin", found.numpy().tobytes())
 
 
 @dataclass(frozen=True)
@@ -255,7 +306,7 @@ def left_behind(run: Path) -> dict[str, bytes]:
     Returns:
         The content of those files by name.
     """
-    names = ("metrics.jsonl", "model.safetensors", "config.toml")
+    names = ("metrics.jsonl", "model.safetensors", "config.toml", "server.bin")
     return {name: (run / name).read_bytes() for name in names if (run / name).exists()}
 
 

@@ -111,3 +111,11 @@ def test_html_escapes_every_word() -> None:
 def test_in_a_notebook_too_a_table_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "fig leaves" in paragraphs(["fig leaves"])
+
+
+def test_no_cell_commands_a_spreadsheet_or_a_terminal() -> None:
+    table = Table("T\x1b[2J", ("=a", "b"), [("=1+1", "x\x1b[2J"), ("-x", -2)], notes=["\x07"])
+    rows = list(csv.reader(io.StringIO(table.csv())))
+    assert rows == [["'=a", "b"], ["'=1+1", "x\\x1b[2J"], ["'-x", "-2"]]
+    for text in (table.text(), table.csv()):
+        assert re.search("[\x1b\x07]", text) is None

@@ -197,3 +197,14 @@ def test_real_images(images: Cifar10Images) -> None:
     assert images.train_labels.bincount().tolist() == [5000] * 10
     assert images.test_labels.bincount().tolist() == [1000] * 10
     assert images.label_names[3] == "cat"
+
+
+def test_an_archive_that_unpacks_to_far_too_much_is_refused_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = small_batches()
+    archive = as_archive({"junk": bytes(200_000), **files}, tmp_path / "a.tar.gz")
+    assert len(read_cifar10(archive, md5s(files)).train_labels) > 0
+    monkeypatch.setattr("fedvarp.data.cifar10_files._MOST_BYTES", 100_000)
+    with pytest.raises(DataError, match=r"unpacks to more than 100,000 bytes.*fresh copy"):
+        read_cifar10(archive, md5s(files))

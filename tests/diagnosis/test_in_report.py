@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,30 @@ def test_the_report_has_a_section_for_runs_that_were_diagnosed(run: Path, tmp_pa
         write_report([run], tmp_path / "again.html")
     file.unlink()
     assert len(read_runs([run])[0]) == 1
+
+
+def test_nothing_in_a_diagnosis_becomes_part_of_the_page(run: Path, tmp_path: Path) -> None:
+    """Whoever sends a run could have written into its diagnosis.json what they like."""
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    from fedvarp.analysis.report import write_report
+
+    file, evil = run / DIAGNOSIS_FILE, "<marquee onload=x>"
+    write_json(diagnose(run, progress=False), ["Advice."], file)
+    honest = json.loads(file.read_text())
+
+    def with_evil_words(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: with_evil_words(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [with_evil_words(part) for part in value]
+        return evil if isinstance(value, str) else value
+
+    file.write_text(json.dumps({**with_evil_words(honest), "round": evil}))
+    page = write_report([run], tmp_path / "evil.html").read_text()
+    assert "<marquee" not in page
+    assert "&lt;marquee" in page
+    for broken in ({}, [], {**honest, "client_lr": evil}, {**honest, "remedies": [3]}):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(RunError, match=r"damaged.*writes it anew"):
+            write_report([run], tmp_path / "broken.html")
+    file.unlink()

@@ -36,3 +36,25 @@ def test_a_value_without_a_checksum_is_damage(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="state/x does not match"):
         store.read("state", "x")
     store.close()
+
+
+def test_where_pages_cannot_be_read_values_are_checked_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvarp.tables.data_file.IS_KNOWN", False)
+    for n in range(2):
+        store = Store.open(tmp_path)
+        assert store.count("state") == n
+        store.write({("state", str(n)): torch.arange(900)})
+        store.close()
+    monkeypatch.undo()
+    store = Store.open(tmp_path)  # and the seal is right
+    store.close()
+    monkeypatch.setattr("fedvarp.tables.data_file.IS_KNOWN", False)
+    file = tmp_path / "data.mdb"
+    content = torch.arange(900).numpy().tobytes()
+    file.write_bytes(file.read_bytes().replace(content, content[::-1]))
+    store = Store.open(tmp_path)
+    with pytest.raises(StoreError, match="checksum of state/0"):
+        list(store.items("state"))
+    store.close()

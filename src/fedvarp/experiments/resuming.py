@@ -71,10 +71,7 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
         SettingsError: The settings cannot be used.
     """
     directory = RunDirectory(run)
-    if is_to_be_mended(directory):
-        from fedvarp.simulation.mending import mend
-
-        mend(directory)
+    mend_if_needed(directory)
     if not directory.exists:
         raise RunError(
             f"There is no run in {directory.path}: it has no config.toml. "
@@ -87,6 +84,21 @@ def resumed_settings(run: str | os.PathLike[str], overrides: Sequence[str] = ())
         settings = settings.model_copy(update={"trainer": trainer})
     refuse_to_go_on(directory, settings, told_anew=bool(overrides))
     return settings
+
+
+def mend_if_needed(directory: RunDirectory) -> None:
+    """Writes small files of a run that are gone or damaged anew, from its checkpoint.
+
+    Args:
+        directory: Of a run, or of none.
+
+    Raises:
+        StoreError: The checkpoint is damaged, or in use.
+    """
+    if is_to_be_mended(directory):
+        from fedvarp.simulation.mending import mend  # it loads torch
+
+        mend(directory)
 
 
 def refuse_to_go_on(directory: RunDirectory, settings: Settings, told_anew: bool = True) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fedvarp.experiments.files import SHORT_NAMES, load_settings
-from fedvarp.experiments.resuming import refuse_to_go_on
+from fedvarp.experiments.resuming import mend_if_needed, refuse_to_go_on
 from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep_engines import Engine
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
@@ -174,6 +174,7 @@ class Sweep:
         folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
         runs = [(folder / settings.run_name, settings) for settings in all_settings]
         for directory, settings in runs:
+            mend_if_needed(RunDirectory(directory))
             if RunDirectory(directory).exists:
                 refuse_to_go_on(RunDirectory(directory), settings)
             else:

@@ -47,7 +47,9 @@ class Recording(Section):
     commit_every: Count = 1
     """Rounds between checkpoints."""
     fsync: bool = True
-    """Whether a checkpoint waits for the disk, which guards against power failures too."""
+    """Whether a checkpoint waits for the disk, rows on disk included. Without it a killed process
+    still loses nothing, but a power failure may cost the whole run: it is refused as damaged then,
+    and never goes on with wrong figures."""
     progress: bool | None = None
     """Whether to show the progress; in a terminal (a bar) or a notebook unless given. Elsewhere it
     is a line on standard error now and then."""

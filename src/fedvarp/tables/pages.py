@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-IS_KNOWN: Final = sys.byteorder == "little" and sys.maxsize > 2**32
-"""Whether this machine's layout is the one that is read here."""
+IS_KNOWN: Final = sys.byteorder == "little" and sys.maxsize > 2**32 and hasattr(os, "pread")
+"""Whether this machine has the layout that is read here, and can read it so; Windows cannot."""
 
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
