@@ -69,7 +69,8 @@ def test_nothing_in_a_diagnosis_becomes_part_of_the_page(run: Path, tmp_path: Pa
     page = write_report([run], tmp_path / "evil.html").read_text()
     assert "<marquee" not in page
     assert "&lt;marquee" in page
-    for broken in ({}, [], {**honest, "client_lr": evil}, {**honest, "remedies": [3]}):
+    cases: list[Any] = [{}, [], {**honest, "client_lr": evil}, {**honest, "remedies": [3]}]
+    for broken in cases:
         file.write_text(json.dumps(broken))
         with pytest.raises(RunError, match=r"damaged.*writes it anew"):
             write_report([run], tmp_path / "broken.html")
