@@ -24,7 +24,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)  # what could not be written is not tried again
 
     @property
     def size(self) -> int:
@@ -42,8 +42,9 @@ class Journal:
         Args:
             record: What JSON can hold; numbers that are not finite become null.
         """
-        self._file.write(line_of(record))
-        self._file.flush()
+        line = memoryview(line_of(record))
+        while line:
+            line = line[self._file.write(line) :]
 
     def become(self, records: Iterable[Mapping[str, Any]]) -> bool:
         """Drops what follows these records; where the file does not begin with them, writes it.
@@ -65,7 +66,7 @@ class Journal:
         if changed:
             write_whole(self.path.with_name(f"{self.path.name}.changed"), found)
         write_whole(self.path, wanted)
-        self._file = self.path.open("ab")
+        self._file = self.path.open("ab", buffering=0)
         return changed
 
     def cut_back(self, size: int) -> None:

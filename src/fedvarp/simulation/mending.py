@@ -83,7 +83,9 @@ def mend(directory: RunDirectory) -> None:
             if kept is not None and not _is_sound(directory, file):
                 _write_anew(file, kept["text"].encode())
         records = list(committed_records(checkpoint))
-        if records and not _has_records(directory):
+        # Before the first commit there is at most the first line, of the initial model.
+        is_new = checkpoint.round is None and directory.metrics_file.read_bytes().count(b"\n") < 2
+        if (records or is_new) and not _has_records(directory):
             _write_anew(directory.metrics_file, b"".join(map(line_of, records)))
 
 
