@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +33,12 @@ from fedvarp.algorithms import ALGORITHMS, TableSettings
 from fedvarp.clients.availability import Bernoulli, Trace
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.data import FederatedDataset, digits, from_tensors, quadratics
+from fedvarp.errors import DamageWarning
 from fedvarp.models import LogisticRegression, Quadratic, initialised, quadratic_loss
 from fedvarp.runs import versions
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
 from simulating import simulate
 
@@ -478,6 +481,21 @@ def test_the_checkpoint_has_a_copy_of_the_small_files(
         assert (run / file).read_bytes() == (other / file).read_bytes()
 
 
+def test_a_first_line_that_was_half_written_is_no_damage(
+    some_digits: FederatedDataset, tmp_path: Path
+) -> None:
+    """The run ended before its first commit, over a disk that was full."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        short_run(some_digits, out=folder)
+    shutil.rmtree(run / "checkpoint")
+    Checkpoint(run / "checkpoint").close()
+    (run / "metrics.jsonl").write_bytes(b'{"round": 0, "obj{"round": 0}\n')
+    with pytest.warns(DamageWarning, match=r"metrics\.jsonl was damaged"):
+        short_run(some_digits, out=run, resume=True)
+    assert (run / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("lost", [b"", bytes(20)], ids=["cut off", "never written"])
 def test_timings_lost_in_a_power_failure_cost_nothing_else(
     some_digits: FederatedDataset, tmp_path: Path, lost: bytes
@@ -540,6 +558,7 @@ import sys, torch
 from torch.nn.functional import cross_entropy
 from fedvarp import Evaluation, LocalSGD, Recording, Table, simulate
 from fedvarp.data import digits
+from fedvarp.errors import DamageWarning
 from fedvarp.models import LogisticRegression, initialised
 torch.set_num_threads(1)
 out, algorithm, states, rounds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

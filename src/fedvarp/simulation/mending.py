@@ -84,7 +84,9 @@ def mend(directory: RunDirectory) -> None:
                 _write_anew(file, kept["text"].encode())
         records = list(committed_records(checkpoint))
         # Before the first commit there is at most the first line, of the initial model.
-        is_new = checkpoint.round is None and directory.metrics_file.read_bytes().count(b"\n") < 2
+        metrics = directory.metrics_file
+        lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 2
+        is_new = checkpoint.round is None and lines < 2
         if (records or is_new) and not _has_records(directory):
             _write_anew(directory.metrics_file, b"".join(map(line_of, records)))
 
