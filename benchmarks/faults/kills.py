@@ -108,6 +108,7 @@ def _one(
 
 
 def _compare_rounds(outcome: storage.Outcome, acknowledged: int, where: str, tally: Tally) -> None:
+    # A run that fails before its first round takes itself back: the initial model is no round.
     came_so_far = outcome.how == "done" or outcome.resumed_at is not None
-    if came_so_far and acknowledged > (-1 if outcome.resumed_at is None else outcome.resumed_at):
+    if came_so_far and acknowledged > (outcome.resumed_at or 0):
         tally.blame("acknowledged rounds lost", f"{where}{acknowledged}, then {outcome}")
