@@ -34,6 +34,12 @@ def test_the_citation_names_the_paper_and_its_authors() -> None:
     assert paper["year"] == 2022
 
 
+def test_every_page_has_its_place_in_the_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if not page.startswith("decisions/") and page not in menu] == []
+
+
 def test_the_extra_all_has_every_extra_for_users() -> None:
     extras = PROJECT["optional-dependencies"]
     (everything,) = extras["all"]
