@@ -83,11 +83,12 @@ def main() -> None:
     peers, lines = installed(PEERS)
     about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
     show("\n".join([about, *lines, ""]))
+    of_w1 = (trainers.TWO_WORKERS, trainers.SHARING)
     for workload, fastest, turns in (
-        (w1(), trainers.TWO_WORKERS, Turns(starts=3, warm_up=2, turns=7)),
-        (w2(), trainers.VECTORISED, Turns(starts=3, warm_up=5, turns=7, at_once=10)),
+        (w1(), of_w1, Turns(starts=3, warm_up=2, turns=7)),
+        (w2(), (trainers.VECTORISED,), Turns(starts=3, warm_up=5, turns=7, at_once=10)),
     ):
-        names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, fastest]
+        names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
         show(
             trainers.contest(
                 workload, names, trainers.PLAIN, {}, turns, lambda folder: entries(peers, folder)

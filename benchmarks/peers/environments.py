@@ -49,7 +49,8 @@ class Peer:
             return
         _run(sys.executable, "-m", "venv", str(PLACE / self.name))
         # torch first and by its exact version: a looser request would bring another build of it.
-        for requirement in (torch_requirement(), self.requirement):
+        # fedvarp's models, which everybody trains, check their arguments by pydantic.
+        for requirement in (torch_requirement(), "pydantic>=2", self.requirement):
             _run(str(self.python), "-m", "pip", "install", "--quiet", requirement)
         ready.write_text(self.requirement)
 
