@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from fedvarp import Broadcast, FlatModel, LocalSGD
 from fedvarp.clients import local_training
 from fedvarp.data import FederatedDataset
+from fedvarp.data.federated_dataset import Examples
 from fedvarp.models import LeNet5
 from fedvarp.server.optimizers import ServerSGD
 from fedvarp.tables.codecs import CODECS
