@@ -35,8 +35,10 @@ def outputs(parameters: Any, x: Any) -> Any:
 
 def run(workload: Workload) -> None:
     """Federated averaging without evaluation."""
-    import fedjax  # type: ignore[import-not-found]
     import jax
+
+    jax.tree_map = jax.tree_util.tree_map  # which JAX has dropped since fedjax's last version
+    import fedjax  # type: ignore[import-not-found]
     from fedjax.algorithms import fed_avg  # type: ignore[import-not-found]
 
     def loss(parameters: Any, batch: Any, _: Any) -> Any:
