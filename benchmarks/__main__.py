@@ -11,6 +11,7 @@ import torch
 from benchmarks import (
     codecs,
     commits,
+    flower_draw,
     flower_rounds,
     flower_strategy,
     registered_clients,
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "codecs": codecs.measure,
     "flower-strategy": flower_strategy.measure,
     "flower-rounds": flower_rounds.measure,
+    "flower-draw": flower_draw.measure,
 }
 
 

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from logging import INFO
 from typing import Final, Literal, overload
 
@@ -35,7 +36,7 @@ Select = Callable[[int, Sequence[str]], Iterable[str]]
 """(round, names of the clients online) → names of those who are asked."""
 
 _LOOK_EVERY: Final = 0.5  # seconds between two looks at who is online
-_MANY: Final = 10_000  # nodes online; it takes too long to put so many in order in every round
+_MANY: Final = 1000  # nodes online; it takes a while to put so many in order in every round
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Candidate:
     weight: float | None = None  # in the round it was drawn for; None: all the same
 
 
-def wait_for_nodes(grid: Grid, wanted: int, timeout: float | None) -> int:
+def wait_for_nodes(grid: Grid, wanted: int, timeout: float | None) -> list[int]:
     """Waits for enough nodes while the timeout lasts; says so when their number changes.
 
     Args:
@@ -59,16 +60,16 @@ def wait_for_nodes(grid: Grid, wanted: int, timeout: float | None) -> int:
         timeout: In seconds; None: as long as it takes.
 
     Returns:
-        How many are online.
+        Those that Flower lists.
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     said = -1
-    while (online := len(list(grid.get_node_ids()))) < wanted and time.monotonic() < deadline:
-        if online != said:
-            log(INFO, "Waiting for nodes: %d of %d are online.", online, wanted)
-            said = online
+    while len(listed := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
+        if len(listed) != said:
+            log(INFO, "Waiting for nodes: %d of %d are online.", len(listed), wanted)
+            said = len(listed)
         time.sleep(min(_LOOK_EVERY, max(0.0, deadline - time.monotonic())))
-    return online
+    return listed
 
 
 class Candidates(Sequence[Candidate]):
@@ -108,7 +109,21 @@ class Candidates(Sequence[Candidate]):
             raise IndexError(place)
         if place >= self._known:
             return _stranger(self._presence.strangers[place - self._known])
-        return self._candidate(self._clients.in_order[place + bisect_right(self._before, place)])
+        return self._candidate(self._known_at(place))
+
+    def _known_at(self, place: int) -> Client:
+        return self._clients.in_order[place + bisect_right(self._before, place)]
+
+    def is_online(self, place: int) -> bool:
+        """Whether one of them is online, without making it.
+
+        Args:
+            place: Counted from 0.
+
+        Returns:
+            True if it is.
+        """
+        return place >= self._known or self._known_at(place).node in self._presence.online
 
     def online(self) -> list[Candidate]:
         """Those who are online, in their order."""
@@ -178,17 +193,23 @@ def _replacements(
     among: Sequence[Candidate], drawn: set[int], found: int, missing: int, generator: Generator
 ) -> list[Candidate]:
     """Others online, each equally likely; where they are many not all of them are looked at."""
-    if isinstance(among, Candidates) and among.num_online - found > max(_MANY, 2 * missing):
-        chosen: dict[int, Candidate] = {}
+    if isinstance(among, Candidates) and _is_quicker_by_trying(among, found, missing):
+        chosen: dict[int, None] = {}
         while len(chosen) < missing:
-            places = uniform_integers(len(among), _MANY // 10, generator).tolist()
-            online = {p: c for p in places if p not in drawn and (c := among[p]).node is not None}
-            chosen |= dict(list(online.items())[: missing - len(chosen)])
-        return list(chosen.values())
+            places = uniform_integers(len(among), _MANY, generator).tolist()
+            online = (p for p in places if p not in drawn and among.is_online(p))
+            chosen |= dict.fromkeys(islice(online, missing - len(chosen)))
+        return [among[place] for place in chosen]
     asked = {among[i].name for i in drawn}
     others = [candidate for candidate in _online(among) if candidate.name not in asked]
     subset = random_subset(len(others), min(missing, len(others)), generator)
     return [others[place] for place in subset.tolist()]
+
+
+def _is_quicker_by_trying(among: Candidates, found: int, missing: int) -> bool:
+    """Whether to draw until somebody is online, rather than to put all who are in order."""
+    others, tries = among.num_online - found, missing * len(among) / max(1, among.num_online)
+    return others > max(_MANY, 2 * missing) and tries < 3 * others
 
 
 def _online(among: Sequence[Candidate]) -> list[Candidate]:

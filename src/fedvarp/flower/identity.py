@@ -192,14 +192,14 @@ class KnownClients:
         Returns:
             Who is there; the same object while nothing has changed.
         """
-        listed = list(nodes)
+        listed = nodes if isinstance(nodes, list) else list(nodes)
         if self._looked is not None and self._looked[0] == listed:
             return self._looked[1]
         online = set(listed)
         self._left &= online
         if not self._missing:
             online -= self._left
-        strangers = sorted(online - self._by_node.keys())
+        strangers = sorted(node for node in online if node not in self._by_node)
         gone = {row for row, client in self._nameless.items() if client.node not in online}
         self._looked = listed, Presence(online, strangers, gone)
         return self._looked[1]

@@ -38,15 +38,16 @@ class NameFinder:
         self._may_ask = ask
         self._silent: set[int] = set()  # nodes that were asked and did not say who they are
 
-    def find(self, grid: Grid, rows: ClientRows, timeout: float | None) -> None:
+    def find(self, grid: Grid, rows: ClientRows, nodes: list[int], timeout: float | None) -> None:
         """Meets the clients online, as far as they can be known, in the order of their names.
 
         Args:
             grid: Flower's connection to the nodes.
             rows: Those of the clients known; new ones are added.
+            nodes: Those that Flower lists.
             timeout: How long to wait for answers, in seconds; None: until there are all.
         """
-        strangers = rows.clients.look(grid.get_node_ids()).strangers
+        strangers = rows.clients.look(nodes).strangers
         if strangers:
             rows.meet_all(self._names(grid, strangers, timeout))
 

@@ -167,6 +167,7 @@ class ClientRows:
         self._told: dict[int, float] = {}  # row: what its client counts for, as far as it is known
         self._all_told = 0  # the sum of those that count now, exactly, in units of 2^-1074
         self._shares = torch.ones(0, dtype=torch.float64)
+        self._weighed: tuple[int, float] | None = None  # how the table was last, if it still is so
         for client in clients:
             self._note_examples(client)
 
@@ -248,6 +249,7 @@ class ClientRows:
 
     def _share(self, row: int, share: float) -> None:
         self._first_shares(row + 1)[row] = share
+        self._weighed = None
 
     def _first_shares(self, size: int) -> Tensor:  # (size,) float64
         if size > len(self._shares):
@@ -264,10 +266,13 @@ class ClientRows:
         if self._table is None:
             return
         size = max(self.num_clients, self.clients.num_rows, num_rows)
-        self._table.resize(size)
         counting = len(self._told) - len(self._told.keys() & self._gone)
         mean = self._all_told / (counting * _UNIT) if counting else 1.0
-        self._table.weigh(self._first_shares(size), self.num_clients * mean)
+        now = (size, self.num_clients * mean)
+        if now != self._weighed:
+            self._table.resize(size)
+            self._table.weigh(self._first_shares(size), now[1])
+            self._weighed = now
 
     def grow(self, num_rows: int) -> None:
         """Makes room for rows of zeros; what the others count for stays the same.

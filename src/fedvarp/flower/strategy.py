@@ -210,10 +210,11 @@ class ServerStrategy(StrategySettings, Strategy):
             return []
         round, rounds = self._begun.number_of(server_round), self._rounds
         first = 0 if rounds.ledger.has_asked else (self.clients_per_round or 0)
-        if wait_for_nodes(grid, max(self.least_online, first), self._timeout) < self.least_online:
+        nodes = wait_for_nodes(grid, max(self.least_online, first), self._timeout)
+        if len(nodes) < self.least_online:
             log(WARNING, "Fewer than %d nodes are online: nobody is asked.", self.least_online)
             return []
-        presence = self._look_around(grid, round)
+        presence = self._look_around(grid, nodes, round)
         among = self.placed(Candidates(self.clients, presence))
         cohort = self._cohort(among, len(presence.online), round)
         log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(presence.online))
@@ -233,11 +234,10 @@ class ServerStrategy(StrategySettings, Strategy):
             ]
         return self._messages(round, MessageType.TRAIN, cohort, contents)
 
-    def _look_around(self, grid: Grid, round: int) -> Presence:
+    def _look_around(self, grid: Grid, nodes: list[int], round: int) -> Presence:
         """Finds out who is there, and lets rows count accordingly."""
         rows = self._rounds.rows
-        self._names.find(grid, rows, self._timeout)
-        nodes = list(grid.get_node_ids())
+        self._names.find(grid, rows, nodes, self._timeout)
         self._begun.look_around(self.clients.look(nodes))
         if self.max_row_age is not None:
             rows.expire(round - self.max_row_age)
@@ -347,7 +347,7 @@ class ServerStrategy(StrategySettings, Strategy):
     def _train(self, grid: Grid, current: int, config: ConfigRecord, result: Result) -> None:
         messages = list(self.configure_train(current, result.arrays, config, grid))
         if messages and self._rounds.ledger.asked_in(current) is None:
-            self._look_around(grid, current)
+            self._look_around(grid, list(grid.get_node_ids()), current)
         self._rounds.sending.note(current, messages, result.arrays, self.client_lr_key)
         replies = self._rounds.ledger.send_and_receive(grid, messages, self._timeout, current)
         arrays, metrics = self.aggregate_train(current, replies)
