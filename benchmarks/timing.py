@@ -12,7 +12,10 @@ from rich.markdown import Markdown
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 2
+    candidates: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of each candidate, all of them timed in turn in every repeat."""
     for _ in range(warm_up):
@@ -21,9 +24,9 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(repeats):
         for name, run in candidates.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

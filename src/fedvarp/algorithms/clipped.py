@@ -21,6 +21,9 @@ from fedvarp.tables.blocks import blocks, longest_block
 WINDOW: Final = 100
 """How many norms the running median is taken of."""
 
+_SMALL_SQUARES: Final = 1e-20  # of float32, whose squares vanish below 1e-45
+_LARGE_SQUARES: Final = 1e35  # and overflow above 3e38
+
 _FORWARDED: Final = (
     "vectors_down",
     "vectors_up",
@@ -195,10 +198,11 @@ def _per_gradient(updates: RoundUpdates, norms: list[float]) -> list[float]:
 
 
 def _norm(delta: Tensor) -> float:
-    """‖Δ_i‖ in float64, whose squares neither overflow nor vanish."""
-    buffer = delta.new_empty(longest_block(len(delta)), dtype=torch.float64)
-    squares = 0.0
-    for here in blocks(len(delta)):
-        part = buffer[: here.stop - here.start].copy_(delta[here])
-        squares += float(torch.dot(part, part))
+    """‖Δ_i‖, its blocks added up in float64; in float64 throughout if squares may be none."""
+    parts = [delta[here] for here in blocks(len(delta))]
+    squares = math.fsum(float(torch.dot(part, part)) for part in parts)
+    if not _SMALL_SQUARES < squares < _LARGE_SQUARES:
+        buffer = delta.new_empty(longest_block(len(delta)), dtype=torch.float64)
+        doubles = (buffer[: len(part)].copy_(part) for part in parts)
+        squares = math.fsum(float(torch.dot(part, part)) for part in doubles)
     return math.sqrt(squares)
