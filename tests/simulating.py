@@ -24,7 +24,9 @@ from fedvarp.data import FederatedDataset
 _EVALUATION: Final = {"evaluate_every": "every"} | {
     name: name for name in ("num_train_clients", "num_test_examples", "target_accuracy")
 }
-_RECORDING: Final = {n: n for n in ("out", "resume", "commit_every", "fsync", "progress")}
+_RECORDING: Final = {
+    n: n for n in ("out", "resume", "commit_every", "fsync", "progress", "tensorboard")
+}
 _TABLE: Final = {n: n for n in ("where", "codec", "clusters", "recluster_every", "clip_updates")}
 _TRAINER: Final = {n: n for n in ("workers", "compile", "exact", "device", "threads")}
 

@@ -13,7 +13,7 @@ from benchmarks.reproduction.page import PAGES, commands, renewed, run
 
 from fedvarp.analysis import read_runs
 from fedvarp.experiments.files import load_settings
-from fedvarp.experiments.sweep import Grid
+from fedvarp.experiments.sweep_grid import Grid
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
 TEXT = TEXTS["reproduction.md"]

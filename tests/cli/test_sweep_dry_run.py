@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from fedvarp.cli.app import app
 from fedvarp.cli.sweep_bar import sweep_bar
 from fedvarp.experiments.resuming import resume
-from fedvarp.experiments.sweep import Grid, Sweep
+from fedvarp.experiments.sweep import Sweep
+from fedvarp.experiments.sweep_grid import Grid
 
 RATES = ("--client-lrs", "0.1,0.01", "--set", "rounds=10")
 

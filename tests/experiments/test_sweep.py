@@ -20,8 +20,9 @@ from fedvarp.cli.app import app
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume
-from fedvarp.experiments.sweep import PAPER_GRID, Grid, Sweep
+from fedvarp.experiments.sweep import Sweep
 from fedvarp.experiments.sweep_engines import LocalEngine, Outcome, make_engine
+from fedvarp.experiments.sweep_grid import PAPER_GRID, Grid
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError

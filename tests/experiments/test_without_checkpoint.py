@@ -10,7 +10,8 @@ import pytest
 from fedvarp.experiments.build import build
 from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import resume, resumed_settings
-from fedvarp.experiments.sweep import Grid, Sweep
+from fedvarp.experiments.sweep import Sweep
+from fedvarp.experiments.sweep_grid import Grid
 from fedvarp.runs.errors import RunError
 
 NO_CHECKPOINT = "metrics of 10 rounds but no checkpoint to go on from"

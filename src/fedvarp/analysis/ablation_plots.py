@@ -17,6 +17,7 @@ import numpy as np
 
 from fedvarp.analysis.figures import (
     DASHES,
+    known_metric,
     line_style,
     panels,
     refuse_format,
@@ -65,6 +66,8 @@ def plot_against(
     setting: str,
     out: str | os.PathLike[str],
     *,
+    metrics: Sequence[str] | None = None,
+    title: str | None = None,
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
@@ -77,6 +80,8 @@ def plot_against(
         setting: Its dotted name, such as "local_sgd.epochs". Runs that do not have it are drawn as
             a line across the figure.
         out: The file; its ending says PNG, SVG or PDF.
+        metrics: What to draw, a panel each; None: the training loss and the test accuracy.
+        title: Above the figure; None: no title.
         smooth: Evaluations at the end of each run to take the mean of.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Takes runs that differ in their task beyond that setting.
@@ -92,7 +97,10 @@ def plot_against(
     """
     refuse_format(Path(out))
     lines = read_lines(paths, setting, allow_different, on_note)
-    return save(ablation_figure(lines, setting, smooth=smooth, log_loss=log_loss), Path(out))
+    drawn = ablation_figure(
+        lines, setting, metrics=metrics, smooth=smooth, log_loss=log_loss, title=title
+    )
+    return save(drawn, Path(out))
 
 
 def read_lines(
@@ -137,15 +145,23 @@ def read_lines(
 
 
 def ablation_figure(
-    lines: Sequence[Line], setting: str, *, smooth: int = 1, log_loss: bool = False
+    lines: Sequence[Line],
+    setting: str,
+    *,
+    metrics: Sequence[str] | None = None,
+    smooth: int = 1,
+    log_loss: bool = False,
+    title: str | None = None,
 ) -> Figure:
     """Draws a panel for the training loss and one for the test accuracy, or what was measured.
 
     Args:
         lines: What `read_lines` made.
         setting: What the horizontal axis shows.
+        metrics: Draws these instead.
         smooth: Evaluations at the end of each run to take the mean of.
         log_loss: Draws losses on a logarithmic axis.
+        title: Above the figure; None: no title.
 
     Returns:
         The figure, to be saved.
@@ -155,6 +171,8 @@ def ablation_figure(
     """
     groups = [group for line in lines for group in line.at.values()]
     measured = [name for name in METRICS if all(group.records(name) for group in groups)][:2]
+    if metrics:
+        measured = [known_metric(name, groups) for name in metrics]
     if not measured:
         raise RunError(
             "These runs have no loss and no accuracy in common: some measured the one, some the "
@@ -172,7 +190,7 @@ def ablation_figure(
     caption = _caption(groups, smooth)
     if not all(np.isfinite(_ends(g, name, smooth)).all() for g in groups for name in measured):
         caption += ". No point where a seed diverged"
-    return panels(measured, draw, log_loss=log_loss, caption=caption)
+    return panels(measured, draw, log_loss=log_loss, caption=caption, title=title)
 
 
 def _lines(runs: Sequence[Run], values: Sequence[Any]) -> list[Line]:

@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
 from fedvarp.analysis.best_rates import Rates, at_best_rates
-from fedvarp.analysis.figures import line_style, panels, refuse_format, refuse_too_few, save
+from fedvarp.analysis.figures import (
+    known_metric,
+    line_style,
+    panels,
+    refuse_format,
+    refuse_too_few,
+    save,
+)
 from fedvarp.analysis.groups import Group, XAxis, group_runs, refuse_different_tasks
 from fedvarp.analysis.metric_names import METRICS, scale_of
 from fedvarp.analysis.runs import Paths, read_runs
@@ -121,7 +127,7 @@ def curves_figure(
     refuse_too_few(groups, smooth)
     measured = [name for name in METRICS if any(group.records(name) for group in groups)][:2]
     if metrics is not None:
-        measured = [_known(name, groups) for name in metrics] or measured
+        measured = [known_metric(name, groups) for name in metrics] or measured
     size, label = _x_unit(groups, x)
 
     def draw(axes: Axes, metric: str) -> None:
@@ -133,16 +139,6 @@ def curves_figure(
 
     caption = ".\n".join(part for part in (about, _caption(groups, smooth)) if part)
     return panels(measured, draw, log_loss=log_loss, caption=caption, title=title)
-
-
-def _known(name: str, groups: Sequence[Group]) -> str:
-    if any(group.records(name) for group in groups):
-        return name
-    runs = [run for group in groups for run in group.runs]
-    there = list(dict.fromkeys(figure for run in runs for figure in run.figures))
-    near = get_close_matches(name, there, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    raise RunError(f"No run recorded {name!r}.{hint} There are {', '.join(there)}.")
 
 
 def _draw(

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -205,6 +206,25 @@ def refuse_too_few(groups: Sequence[Group], smooth: int) -> None:
                     f"for the mean of the last {smooth}. Take a smaller mean (--smooth, in Python "
                     f"smooth=…), or leave it out."
                 )
+
+
+def known_metric(name: str, groups: Sequence[Group]) -> str:
+    """Returns the name of a metric that is to be drawn.
+
+    Args:
+        name: What rounds record it by.
+        groups: To be drawn.
+
+    Raises:
+        RunError: No run recorded it; says what there is.
+    """
+    if any(group.records(name) for group in groups):
+        return name
+    runs = [run for group in groups for run in group.runs]
+    there = list(dict.fromkeys(figure for run in runs for figure in run.figures))
+    near = get_close_matches(name, there, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise RunError(f"No run recorded {name!r}.{hint} There are {', '.join(there)}.")
 
 
 def need_matplotlib() -> None:

@@ -87,6 +87,15 @@ def plot(
             help="Draws how runs ended against a setting, such as local_sgd.epochs.",
         ),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIGURE", help="Draws this, such as test_auc; repeatable."),
+    ] = None,
+    rates: Annotated[
+        Literal["best", "all"] | None,
+        typer.Option(help="Each algorithm at its best client rate (of sweeps) or at all."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     allow_different: AllowDifferent = False,
 ) -> None:
     """Draws training loss and test accuracy: the mean over seeds, and a band from low to high."""
@@ -94,9 +103,13 @@ def plot(
 
     if against is not None and x != "rounds":
         raise typer.BadParameter("either --x or --against: a figure has one horizontal axis")
+    if against is not None and rates is not None:
+        raise typer.BadParameter("--rates is for curves; --against draws every rate")
     how: dict[str, Any] = {
         "smooth": smooth,
         "log_loss": log_loss,
+        "metrics": metric,
+        "title": title,
         "allow_different": allow_different,
         "on_note": _remark,
     }
@@ -104,7 +117,7 @@ def plot(
         if against is not None:
             typer.echo(analysis.plot_against(runs, against, out, **how))
         else:
-            typer.echo(analysis.plot(runs, out, x=x, **how))
+            typer.echo(analysis.plot(runs, out, x=x, rates=rates, **how))
 
 
 def _remark(note: str) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedvarp.cli import analysis, diagnose, flower, safekeeping
+from fedvarp.cli import analysis, diagnose, flower, overview, safekeeping
+from fedvarp.cli.completion import complete_config, complete_setting
 from fedvarp.cli.encoding import print_whatever_the_encoding
 from fedvarp.cli.errors import (
     FAILED,
@@ -22,7 +23,7 @@ from fedvarp.cli.errors import (
     SentencesNotTracebacks,
     show_tracebacks,
 )
-from fedvarp.cli.live_view import live_view
+from fedvarp.cli.live_view import live_view, logged
 from fedvarp.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
 
@@ -30,13 +31,21 @@ if TYPE_CHECKING:
     from fedvarp.experiments.settings import Settings
 
 Config = Annotated[
-    str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or the name of a preset.")
+    str,
+    typer.Argument(
+        metavar="CONFIG|PRESET",
+        help="A TOML file, or the name of a preset.",
+        autocompletion=complete_config,
+    ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Changes a setting, as in --set local_sgd.epochs=1."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Changes a setting, as in --set local_sgd.epochs=1.",
+        autocompletion=complete_setting,
     ),
 ]
 Prolonged = Annotated[
@@ -46,6 +55,7 @@ Prolonged = Annotated[
         metavar="KEY=VALUE",
         help="Changes rounds, evaluation.target_accuracy, trainer or recording, as in "
         "--set rounds=2000.",
+        autocompletion=complete_setting,
     ),
 ]
 DataDir = Annotated[
@@ -167,7 +177,10 @@ def resume(
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Prints the page of this one.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Prints the page of this one.", autocompletion=complete_config),
+    ] = None,
 ) -> None:
     """Lists the presets, or prints one: a page to copy and change."""
     from fedvarp.experiments.files import preset_names, preset_summary, preset_text
@@ -197,13 +210,29 @@ def data(
 @app.command()
 def sweep(
     config: Config,
-    algorithms: Annotated[str, typer.Option(help="Separated by commas.")] = (
-        "fedavg,fedvarp,cluster_fedvarp,mifa,scaffold"
-    ),
-    client_lrs: Annotated[str, typer.Option(help="By default the paper's grid.")] = (
-        "10^-1,10^-1.5,10^-2,10^-2.5,10^-3"
-    ),
-    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0",
+    algorithms: Annotated[
+        str | None, typer.Option(help="Separated by commas; the paper's five unless given.")
+    ] = None,
+    client_lrs: Annotated[
+        str | None, typer.Option(help="Such as 0.1,10^-1.5; the paper's grid unless given.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Separated by commas; 0 unless given.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Tries values of any setting, as in --grid local_sgd.epochs=1,5; repeatable.",
+            autocompletion=complete_setting,
+        ),
+    ] = None,
+    select_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIGURE",
+            help="What rates are chosen by: validation (sets test examples aside), test, train, or "
+            "a figure such as test_auc.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of all its runs.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; else one a core.")] = None,
     overrides: Overrides = None,
@@ -214,26 +243,39 @@ def sweep(
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster; else RAY_ADDRESS; else one here.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Each run logs below it while it goes on."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Lists the runs and their cost; writes nothing.")
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Tries algorithms x client learning rates x seeds, and names the best rate of each algorithm.
+    """Tries algorithms x client rates x seeds x any setting; names the best rate of each algorithm.
 
     Give the same command again to go on after an interruption: finished runs are not repeated. Ends
     with code 3 if no run learned anything.
     """
     from fedvarp.cli.output import print_sweep_dry_run, say
     from fedvarp.cli.sweep_bar import sweep_bar
-    from fedvarp.experiments.sweep import Grid, Sweep
+    from fedvarp.experiments.sweep import Sweep
     from fedvarp.experiments.sweep_engines import make_engine
+    from fedvarp.experiments.sweep_grid import Grid
 
-    grid = Grid.parse(algorithms, client_lrs, seeds)
+    whole_grid = Grid.parse(algorithms, client_lrs, seeds, grid or [])
+    told = [*(overrides or []), *logged(tensorboard)]
     runs_here = engine != "ray"  # a cluster's machines have the data and the devices
     whole = Sweep.prepare(
-        config, overrides or [], grid, out, data_dir, runs_here, write=not dry_run
+        config,
+        told,
+        whole_grid,
+        out,
+        data_dir,
+        runs_here,
+        write=not dry_run,
+        select_on=select_on,
     )
     if dry_run:
         print_sweep_dry_run(whole, jobs, data_dir, as_json)
@@ -256,6 +298,7 @@ def sweep(
 
 
 analysis.register(app)
+overview.register(app)
 diagnose.register(app)
 safekeeping.register(app)
 app.add_typer(flower.app, name="flower")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedvarp.simulation.loggers import TensorBoardLogger
+
+
+def logged(tensorboard: Path | None) -> list[str]:
+    """The same for a sweep, as a setting of its runs, which are trained by other processes.
+
+    Args:
+        tensorboard: The folder, in which each run has one; None: nothing is logged.
+
+    Returns:
+        ``key=value`` texts.
+    """
+    if tensorboard is None:
+        return []
+    return [f"recording.tensorboard={json.dumps(str(tensorboard.resolve()))}"]
 
 
 @contextmanager

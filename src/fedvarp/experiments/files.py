@@ -1,6 +1,7 @@
 """Reads settings from presets, config files and --set key=value, and says what is wrong with them.
 
-Later sources win: a preset, then the file that names it, then each --set. Three rules make
+Later sources win: a preset, then the file that names it, which may be named by another in turn,
+then each --set. Three rules make
 overriding do what one means:
 
 - a section that chooses something starts anew when the choice changes (``data = "digits"`` forgets
@@ -21,14 +22,24 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from fedvarp.experiments.settings import CHOICES, ServerStep, Settings
+from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.experiments.settings import (
+    CHOICES,
+    DATASETS,
+    LOSSES,
+    MODELS,
+    ServerStep,
+    Settings,
+)
 from fedvarp.runs.identity import nested
+from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.problems import SettingsError, explain, fields_of
+from fedvarp.trainers.settings import TRAINERS
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
 """The one setting that everybody changes, by the paper's name for it."""
@@ -45,7 +56,8 @@ def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ())
     """The settings of a preset or a config file, changed by ``key=value`` texts.
 
     Args:
-        source: The name of a preset, or a TOML file, which may build on one: ``preset = "digits"``.
+        source: The name of a preset, or a TOML file, which may build on one: ``preset = "digits"``;
+            or on a file beside it: ``preset = "common.toml"``.
         overrides: Such as ``"algorithm=fedavg"`` or ``"local_sgd.batch_size=32"``.
 
     Raises:
@@ -57,19 +69,47 @@ def load_settings(source: str | os.PathLike[str], overrides: Sequence[str] = ())
         layers.add(_parse(preset_text(str(source)), f"preset {source}"), f"preset {source}")
     else:
         path = _existing(Path(source))
-        given = _parse(_text(path), str(path))
-        preset = given.pop("preset", None)
-        if preset is not None:
-            if not isinstance(preset, str):
-                raise SettingsError(
-                    f"{path}: preset = {preset!r} should be the name of one, as in "
-                    f'preset = "digits".'
-                )
-            layers.add(_parse(preset_text(preset), f"preset {preset}"), f"preset {preset}")
-        layers.add({"name": path.stem}, str(path))
-        layers.add(given, str(path))
+        for page, given in _inherited(path):
+            layers.add(given, page)
+        layers.add({"name": path.stem} | _page(path)[1], str(path))
     layers.add_overrides(overrides)
     return layers.settings()
+
+
+def _page(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """What a file says, and what it builds on."""
+    given = _parse(_text(path), str(path))
+    preset = given.pop("preset", None)
+    if preset is not None and not isinstance(preset, str):
+        raise SettingsError(
+            f"{path}: preset = {preset!r} should be the name of one, as in "
+            f'preset = "digits", or a file of your own, as in preset = "common.toml".'
+        )
+    return preset, given
+
+
+def _inherited(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The pages that a file builds on, from the first to the last, but for itself."""
+    pages: list[tuple[str, dict[str, Any]]] = []
+    seen = [path.resolve()]
+    preset, _ = _page(path)
+    while preset is not None:
+        if preset in preset_names():
+            where = f"preset {preset}"
+            return [(where, _parse(preset_text(preset), where)), *pages]
+        if not preset.endswith(".toml"):
+            preset_text(preset)  # which says what presets there are
+        path = path.parent / preset  # beside the file that names it, wherever one is
+        if not path.is_file():
+            raise SettingsError(f"{seen[-1]}: preset = {preset!r} is no file: {path} is not there.")
+        if path.resolve() in seen:
+            names = " → ".join(one.name for one in [*seen, path])
+            raise SettingsError(f"{path} builds on itself: {names}. Take one `preset` out.")
+        seen.append(path.resolve())
+        where = str(path)
+        preset, given = _page(path)
+        pages.insert(0, (where, given))
+    return pages
 
 
 def settings_of_run(config: Mapping[str, Any], where: str, overrides: Sequence[str]) -> Settings:
@@ -114,6 +154,41 @@ def setting_named(name: str) -> str | None:
         return name
     found = [dotted for dotted in known if dotted.endswith(f".{name}")]
     return found[0] if len(found) == 1 else None
+
+
+def setting_choices(name: str) -> list[str]:
+    """The words that a setting may be; none for numbers and free texts.
+
+    >>> setting_choices("table.where")
+    ['memory', 'disk']
+
+    Args:
+        name: Its dotted name.
+
+    Returns:
+        The words, as far as they are known without the code behind them.
+    """
+    registries = {
+        "algorithm": ALGORITHMS,
+        "data": DATASETS,
+        "model": MODELS,
+        "loss": LOSSES,
+        "trainer": TRAINERS,
+        "server": SERVER_OPTIMIZERS,
+    }
+    section: Any = Settings
+    *sections, last = name.split(".")
+    if name.removesuffix(".name") in registries:
+        return list(registries[name.removesuffix(".name")])
+    for part in sections:
+        kinds = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(kinds, type) and issubclass(kinds, BaseModel)):
+            return []
+        section = kinds
+    field = section.model_fields.get(last)
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return words + (["true", "false"] if bool in kinds else [])
 
 
 def preset_names() -> list[str]:

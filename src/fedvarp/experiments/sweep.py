@@ -1,4 +1,4 @@
-"""Algorithms x client learning rates x seeds, each run in a directory of its own.
+"""Algorithms x client learning rates x seeds x any setting, each run in a directory of its own.
 
 A sweep is its directories: they are made first, with their settings, and whatever engine there is
 only has to resume them. So a sweep that was interrupted goes on by the same call, and finished runs
@@ -7,100 +7,31 @@ are not repeated.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fedvarp.experiments.files import SHORT_NAMES, load_settings
+from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.resuming import mend_if_needed, refuse_to_go_on
 from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep_engines import Engine
-from fedvarp.experiments.sweep_result import SweepResult, SweptRun
+from fedvarp.experiments.sweep_grid import Grid, in_a_file_name, in_words
+from fedvarp.experiments.sweep_result import SweepResult, SweptRun, refuse_unmeasured
 from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import with_choice_of_auto
-from fedvarp.settings.calls import split_calls
 from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
 
+_SET_ASIDE: Final = 0.2  # of the test examples, to choose by
+
 OnProgress = Callable[[int, int], None]
 """Told now and then how many runs are finished, and how many rounds are trained in all."""
-
-PAPER_GRID: Final = (1e-1, 10**-1.5, 1e-2, 10**-2.5, 1e-3)
-_SWEPT: Final = {"algorithm": "--algorithms", "local_sgd.lr": "--client-lrs", "seed": "--seeds"}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """What a sweep tries: each algorithm with each rate and each seed.
-
-    Attributes:
-        algorithms: Their names.
-        client_lrs: η_c; by default the paper's grid.
-        seeds: Of the draws; the same seed gives all algorithms the same cohorts and batches.
-
-    Raises:
-        SettingsError: One of them is empty, or has a value twice.
-
-    >>> Grid.parse("fedavg,fedvarp", "10^-1,0.03", "0,1").client_lrs
-    (0.1, 0.03)
-    """
-
-    algorithms: tuple[str, ...]
-    client_lrs: tuple[float, ...] = PAPER_GRID
-    seeds: tuple[int, ...] = (0,)
-
-    def __post_init__(self) -> None:
-        for name, values in (
-            ("algorithms", self.algorithms),
-            ("client learning rates", [f"{lr:g}" for lr in self.client_lrs]),
-            ("seeds", self.seeds),
-        ):
-            if not values or len(set(values)) < len(values):
-                raise SettingsError(
-                    f"A sweep needs {name} that differ, at least one; got {list(values)}."
-                )
-
-    @classmethod
-    def parse(cls, algorithms: str, client_lrs: str, seeds: str) -> Grid:
-        """Reads a grid from texts separated by commas.
-
-        Args:
-            algorithms: Such as "fedavg,fedvarp".
-            client_lrs: Such as "0.1,10^-1.5": rates may be powers, as the paper writes its grid.
-            seeds: Such as "0,1,2".
-
-        Returns:
-            The grid.
-
-        Raises:
-            SettingsError: A text is no number, or the grid is empty or repeats itself.
-        """
-        try:
-            return cls(
-                algorithms=tuple(split_calls(algorithms)),
-                client_lrs=tuple(_rate(text) for text in _parts(client_lrs)),
-                seeds=tuple(int(text) for text in _parts(seeds)),
-            )
-        except SettingsError:
-            raise
-        except ValueError as error:
-            raise SettingsError(
-                f"A sweep takes numbers separated by commas, such as --client-lrs 0.1,10^-1.5 and "
-                f"--seeds 0,1,2; {error}."
-            ) from error
-        except ArithmeticError as error:  # 10^400, 0^-1
-            raise SettingsError(
-                f"--client-lrs {client_lrs}: a power in it is too large, or one of 0 to less than "
-                f"0. Rates are numbers above 0, such as 0.1 or 10^-1.5."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -111,11 +42,15 @@ class Sweep:
         out: The directory that holds them all.
         grid: What is tried.
         runs: The directory of each run, and its settings.
+        others: Of each run, what it has of the grid's other settings.
+        select_on: What the best rates are chosen by; see `prepare`.
     """
 
     out: Path
     grid: Grid
     runs: Sequence[tuple[Path, Settings]]
+    others: Mapping[Path, Mapping[str, str]]
+    select_on: str | None = None
 
     @classmethod
     def prepare(
@@ -127,11 +62,12 @@ class Sweep:
         data_dir: DataFolder = None,
         runs_here: bool = True,
         write: bool = True,
+        select_on: str | None = None,
     ) -> Sweep:
         """Checks all settings, then makes the directories that are not there yet.
 
-        What can be known only with the data is checked for one of the runs that are left: all have
-        the same federation, cohorts and model.
+        What can be known only with the data is checked for one of the runs that are left, of each
+        combination of the grid's other settings: the rest have the same federation and model.
 
         Args:
             source: A preset or a config file.
@@ -141,6 +77,9 @@ class Sweep:
             data_dir: Where the data files are; None: in the folder of FEDVARP_DATA.
             runs_here: Whether this machine will train, and so has the data and the device.
             write: Whether to make directories; without them it can be looked at, but not run.
+            select_on: What the best rates are chosen by: "validation", for which a fifth of the
+                test examples is set aside unless evaluation.validation_share says how many;
+                "test", "train", or a figure such as "test_auc". None: as `SweepResult.metric`.
 
         Returns:
             The sweep, ready to run.
@@ -151,19 +90,12 @@ class Sweep:
             RunError: A directory holds a run with other settings or more rounds, or one to go on
                 with and no checkpoint.
         """
-        _refuse_swept(overrides)
-        all_settings = [
-            load_settings(
-                source,
-                [
-                    *overrides,
-                    f"algorithm={json.dumps(algorithm)}",
-                    f"local_sgd.lr={lr!r}",
-                    f"seed={seed}",
-                ],
-            )
-            for algorithm, lr, seed in product(grid.algorithms, grid.client_lrs, grid.seeds)
-        ]
+        grid.refuse_set(overrides)
+        points = list(grid.points())
+        all_settings = [_settings(source, [*overrides, *told], grid) for _, told in points]
+        if select_on == "validation" and all_settings[0].evaluation.validation_share is None:
+            shared = [*overrides, f"evaluation.validation_share={_SET_ASIDE}"]
+            all_settings = [_settings(source, [*shared, *told], grid) for _, told in points]
         first = all_settings[0]
         if first.evaluation.target_accuracy is not None:
             raise SettingsError(
@@ -171,8 +103,19 @@ class Sweep:
                 "ends them at different rounds. Add --set evaluation.target_accuracy=none; "
                 "`fedvarp compare` tells the rounds to a target."
             )
+        if select_on is not None:
+            refuse_unmeasured(select_on, first.evaluation)
         folder = Path("runs") / f"{first.name}-sweep" if out is None else Path(out)
-        runs = [(folder / settings.run_name, settings) for settings in all_settings]
+        runs = [
+            (folder / (settings.run_name + in_a_file_name(told)), settings)
+            for settings, (told, _) in zip(all_settings, points, strict=True)
+        ]
+        others = {path: told for (path, _), (told, _) in zip(runs, points, strict=True)}
+        if len(others) < len(runs):
+            raise SettingsError(
+                "Two runs of this sweep would have the same directory: values of --grid differ in "
+                "signs that no file name has. Choose others, or sweep them one after the other."
+            )
         for directory, settings in runs:
             mend_if_needed(RunDirectory(directory))
             if RunDirectory(directory).exists:
@@ -180,11 +123,15 @@ class Sweep:
             else:
                 RunDirectory(directory).refuse_if_taken()
         left = _unfinished(dict(runs))
-        if left and runs_here:
-            _try_with_the_data(next(iter(left.values())), data_dir)
+        if runs_here:
+            first_of_each: dict[str, Settings] = {}
+            for path, settings in left.items():
+                first_of_each.setdefault(in_words(others[path]), settings)
+            for settings in first_of_each.values():
+                _try_with_the_data(settings, data_dir)
         for directory, settings in runs if write else ():
             _make_directory(RunDirectory(directory), settings)
-        return cls(folder, grid, runs)
+        return cls(folder, grid, runs, others, select_on)
 
     def run(self, engine: Engine, on_progress: OnProgress | None = None) -> SweepResult:
         """Resumes the runs that are not finished, and writes sweep.json.
@@ -211,11 +158,12 @@ class Sweep:
         result = SweepResult(
             directory=self.out,
             runs=[
-                _swept(path, settings, path not in left, errors.get(path))
+                _swept(path, settings, path not in left, errors.get(path), self.others[path])
                 for path, settings in self.runs
             ],
             client_lrs=self.grid.client_lrs,
             interrupted=stop.requested,
+            select_on=self.select_on,
         )
         result.write()
         return result
@@ -240,7 +188,23 @@ def _unfinished(among: Mapping[Path, Settings]) -> dict[Path, Settings]:
     }
 
 
-def _swept(path: Path, settings: Settings, finished: bool, error: str | None) -> SweptRun:
+def _settings(source: str | os.PathLike[str], overrides: Sequence[str], grid: Grid) -> Settings:
+    try:
+        return load_settings(source, overrides)
+    except SettingsError as error:
+        said = str(error)
+        for name, _ in grid.others:  # which nobody has given by --set
+            said = said.replace(f"--set {name}=", f"--grid {name}=")
+        raise SettingsError(said) from error
+
+
+def _swept(
+    path: Path,
+    settings: Settings,
+    finished: bool,
+    error: str | None,
+    others: Mapping[str, str],
+) -> SweptRun:
     directory = RunDirectory(path)
     return SweptRun(
         directory=path,
@@ -251,6 +215,7 @@ def _swept(path: Path, settings: Settings, finished: bool, error: str | None) ->
         finished=finished,
         error=error,
         metrics=directory.metrics() if directory.metrics_file.exists() else [],
+        others=others,
     )
 
 
@@ -276,20 +241,3 @@ def _make_directory(directory: RunDirectory, settings: Settings) -> None:
         directory.update_settings(told)
     else:
         directory.create(settings.as_toml())
-
-
-def _refuse_swept(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        key = text.partition("=")[0].strip()
-        option = _SWEPT.get(SHORT_NAMES.get(key, key))
-        if option is not None:
-            raise SettingsError(f"--set {text}: a sweep is told so by {option}.")
-
-
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _rate(text: str) -> float:
-    base, power, exponent = text.partition("^")
-    return float(base) ** float(exponent) if power else float(base)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedvarp.analysis.units import in_bytes, in_seconds
-from fedvarp.experiments.build import DataFolder, build
+from fedvarp.experiments.build import DataFolder, Experiment, build
 from fedvarp.experiments.cost import Estimate, estimate
 from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep import Sweep
+from fedvarp.experiments.sweep_grid import in_words
 from fedvarp.runs.directory import RunDirectory
 
 
@@ -43,7 +44,7 @@ class SweepEstimate:
         directory: Where it would be kept.
         runs: All of them.
         at_once: How many would train at a time.
-        of_each: What a whole run of each algorithm costs.
+        of_each: What a whole run of each algorithm costs, with each of the other settings.
     """
 
     directory: Path
@@ -116,15 +117,17 @@ def estimate_sweep(sweep: Sweep, jobs: int, data_dir: DataFolder = None) -> Swee
     Returns:
         The estimate.
     """
-    first = {settings.algorithm: settings for _, settings in reversed(sweep.runs)}
-    experiment = build(sweep.runs[0][1], data_dir)  # all have its data and its model
-    of_each = {
-        name: estimate(dataclasses.replace(experiment, settings=settings))
-        for name, settings in first.items()
-    }
+    built: dict[str, Experiment] = {}
+    of_each: dict[str, Estimate] = {}
     runs = []
     for directory, settings in sweep.runs:
-        whole, done = of_each[settings.algorithm], RunDirectory(directory).rounds_done
+        others = in_words(sweep.others[directory])
+        if others not in built:  # the rest of the grid leaves data and model as they are
+            built[others] = build(settings, data_dir)
+        kind = f"{settings.algorithm}, {others}" if others else settings.algorithm
+        if kind not in of_each:
+            of_each[kind] = estimate(dataclasses.replace(built[others], settings=settings))
+        whole, done = of_each[kind], RunDirectory(directory).rounds_done
         runs.append(
             PlannedRun(
                 directory,

@@ -7,24 +7,46 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.analysis.units import in_short
+from fedvarp.experiments.sweep_grid import in_words
 from fedvarp.runs.divergence import Verdict, judged
+from fedvarp.runs.figures import DECIDING, higher_is_better, late_mean
+from fedvarp.settings.problems import SettingsError
+from fedvarp.simulation.settings import Evaluation
 from fedvarp.whole_files import write_whole
 
-_METRICS: Final = {
-    "validation_accuracy": max,
-    "test_accuracy": max,
-    "validation_loss": min,
-    "train_loss": min,
-    "test_loss": min,
-}
-"""The first that the runs recorded decides; with it, whether more is better."""
+_KINDS: Final = ("validation", "test", "train")
 
-_LAST: Final = 5  # the last fifth of a run's evaluations
+
+def refuse_unmeasured(select_on: str, evaluation: Evaluation) -> None:
+    """Refuses to choose by what no evaluation records.
+
+    Args:
+        select_on: "validation", "test", "train", or the name of a figure.
+        evaluation: How the runs are judged.
+
+    Raises:
+        SettingsError: There is no such figure, or no validation examples; says what there is.
+    """
+    kind, _, what = select_on.partition("_")
+    if kind == "validation" and evaluation.validation_share is None:
+        raise SettingsError(
+            f"--select-on {select_on}: no examples are set aside. Add --set "
+            f"evaluation.validation_share=0.2, or give --select-on validation, which does."
+        )
+    own = list(evaluation.metrics or {})
+    known = {"", "loss", "accuracy", *own}
+    if kind not in _KINDS or (what not in known and not (kind == "train" and what)):
+        named = "".join(f", test_{name}" for name in own)
+        raise SettingsError(
+            f"--select-on {select_on}: runs are chosen by validation, test, train, or a figure "
+            f"that they record, such as test_loss{named}."
+        )
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,7 @@ class SweptRun:
         finished: Whether none is left to train.
         error: Why it failed, in a sentence; None if it did not.
         metrics: Its records.
+        others: What it has of the sweep's other settings, by their names.
     """
 
     directory: Path
@@ -50,6 +73,12 @@ class SweptRun:
     finished: bool
     error: str | None
     metrics: Sequence[Mapping[str, Any]]
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variant(self) -> str:
+        """The algorithm, and what the sweep tries of other settings: each has a best rate."""
+        return f"{self.algorithm}, {in_words(self.others)}" if self.others else self.algorithm
 
     def figure(self, metric: str) -> float | None:
         """What the run is judged by: the mean of a metric over the last fifth of its evaluations.
@@ -60,12 +89,7 @@ class SweptRun:
         Returns:
             The mean; infinite if an evaluation was not finite; None if none recorded the metric.
         """
-        values = [record[metric] for record in self.metrics if metric in record]
-        last = values[-math.ceil(len(values) / _LAST) :]
-        if not last:
-            return None
-        # metrics.jsonl has null for what is not finite.
-        return math.inf if None in last else statistics.fmean(last)
+        return late_mean(self.metrics, metric)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -106,23 +130,29 @@ class SweepResult:
         runs: What became of each.
         client_lrs: The rates that were tried.
         interrupted: Whether Ctrl-C ended the sweep.
+        select_on: What decides: "validation", "test", "train" or a figure; None: see `metric`.
     """
 
     directory: Path
     runs: Sequence[SweptRun]
     client_lrs: Sequence[float]
     interrupted: bool
+    select_on: str | None = None
 
     @cached_property
     def metric(self) -> str:
-        """The metric that decides: accuracy where it was recorded, else a loss."""
+        """The figure that decides: accuracy where it was recorded, else a loss."""
         recorded = {name for run in self.runs for record in run.metrics for name in record}
-        return next((name for name in _METRICS if name in recorded), "test_accuracy")
+        asked = self.select_on
+        if asked is not None and asked not in _KINDS:
+            return asked
+        order = [name for name in DECIDING if asked is None or name.startswith(asked)]
+        return next((name for name in order if name in recorded), "test_accuracy")
 
     @property
     def rule(self) -> str:
         """How the best rate is found, in a sentence."""
-        extreme = "highest" if _METRICS[self.metric] is max else "lowest"
+        extreme = "highest" if higher_is_better(self.metric) else "lowest"
         return (
             f"best rate: the {extreme} mean over seeds of {self.metric}, averaged over the last "
             f"fifth of a run's evaluations; only rates whose runs have all finished and learned"
@@ -137,13 +167,13 @@ class SweepResult:
         """What the runs of one algorithm and rate are judged by.
 
         Args:
-            algorithm: Its name.
+            algorithm: Its name, as in `algorithms`.
             client_lr: A rate of the grid.
 
         Returns:
             One number for each seed; None unless all of them have finished.
         """
-        mine = [r for r in self.runs if (r.algorithm, r.client_lr) == (algorithm, client_lr)]
+        mine = [r for r in self.runs if (r.variant, r.client_lr) == (algorithm, client_lr)]
         found = [run.figure(self.metric) for run in mine if run.finished]
         complete = [figure for figure in found if figure is not None]
         return complete if len(complete) == len(mine) else None
@@ -155,7 +185,7 @@ class SweepResult:
 
     def _learned(self, algorithm: str, client_lr: float) -> bool:
         return not any(
-            (run.algorithm, run.client_lr) == (algorithm, client_lr) for run in self.learned_nothing
+            (run.variant, run.client_lr) == (algorithm, client_lr) for run in self.learned_nothing
         )
 
     @cached_property
@@ -171,7 +201,8 @@ class SweepResult:
             }
             usable = {lr: mean for lr, mean in ranked.items() if math.isfinite(mean)}
             if usable:
-                lr = _METRICS[self.metric](usable, key=usable.__getitem__)
+                pick = max if higher_is_better(self.metric) else min
+                lr = pick(usable, key=usable.__getitem__)
                 seeds = self.figures(algorithm, lr) or []
                 std = statistics.stdev(seeds) if len(seeds) > 1 else None
                 best[algorithm] = Best(lr, usable[lr], std, self._beyond(lr))
@@ -179,8 +210,8 @@ class SweepResult:
 
     @property
     def algorithms(self) -> list[str]:
-        """Their names, in the order they were asked for."""
-        return list(dict.fromkeys(run.algorithm for run in self.runs))
+        """Their names, in the order they were asked for; each with what else was tried of it."""
+        return list(dict.fromkeys(run.variant for run in self.runs))
 
     def _row(self, algorithm: str) -> list[str]:
         cells = [algorithm]
@@ -191,6 +222,21 @@ class SweepResult:
             marks = ("*" if starred else "") + ("" if self._learned(algorithm, lr) else "!")
             cells.append(mean + marks)
         return cells
+
+    def _best_of_others(self) -> list[str]:
+        """Where other settings were tried, the best of each algorithm over all of them."""
+        lines = []
+        for algorithm in dict.fromkeys(run.algorithm for run in self.runs if run.others):
+            mine = {run.variant for run in self.runs if run.algorithm == algorithm}
+            found = {name: best for name, best in self.best.items() if name in mine}
+            if found:
+                pick = max if higher_is_better(self.metric) else min
+                name = pick(found, key=lambda name: found[name].mean)
+                lines.append(
+                    f"Best of all: {name} at rate {in_short(found[name].client_lr)}, "
+                    f"{self.metric} {found[name].mean:.4g}"
+                )
+        return lines
 
     def _beyond(self, lr: float) -> float | None:
         """The next rate outside the grid, as far from `lr` as its neighbour inside."""
@@ -226,6 +272,7 @@ class SweepResult:
                     "algorithm": run.algorithm,
                     "client_lr": run.client_lr,
                     "seed": run.seed,
+                    **({"settings": dict(run.others)} if run.others else {}),
                     "status": run.status,
                     "rounds": run.rounds,
                     "figure": _finite(run.figure(self.metric)) if run.finished else None,
@@ -248,7 +295,7 @@ class SweepResult:
             A table of mean figures, the best of each algorithm starred, and the rule; what lies at
             the edge of the grid, what learned nothing, and what is not finished.
         """
-        header = ["client rate", *(f"{lr:.3g}" for lr in self.client_lrs)]
+        header = ["client rate", *map(in_short, self.client_lrs)]
         rows = [header, *(self._row(algorithm) for algorithm in self.algorithms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -258,12 +305,17 @@ class SweepResult:
             )
             for row in rows
         ]
-        lines += ["", f"* {self.rule}"]
+        lines += ["", f"* {self.rule}", *self._best_of_others()]
+        if self.metric.startswith("test_"):
+            lines.append(
+                "Rates were chosen on the test examples, which flatters them a little; "
+                "--select-on validation sets some aside to choose by."
+            )
         for algorithm, best in self.best.items():
             if best.try_next is not None:
                 lines.append(
-                    f"{algorithm}: the best rate, {best.client_lr:.3g}, lies at the edge of the "
-                    f"grid; a better one may lie beyond. Try {best.try_next:.3g} too."
+                    f"{algorithm}: the best rate, {in_short(best.client_lr)}, lies at the edge of "
+                    f"the grid; a better one may lie beyond. Try {in_short(best.try_next)} too."
                 )
         if self.learned_nothing:
             lines.append(

@@ -21,7 +21,9 @@ _AUTO: Final = "trainer.auto"  # why `trainer = "auto"` chose the trainer that i
 _THREADS: Final = "trainer.threads"
 _PYTHON: Final = re.compile(r", Python \d+\.\d+")  # behind the hash of code
 _CONTENT: Final = re.compile(r"(given\.)?(loss|model|sampler|server_optimizer)\b")
-_HOW_KEPT: Final = ("recording.commit_every", "recording.fsync")
+_HOW_KEPT: Final = tuple(
+    f"recording.{name}" for name in ("commit_every", "fsync", "tensorboard", "mlflow", "wandb")
+)
 
 MAY_CHANGE: Final = frozenset({ROUNDS, TARGET, _TRAINER, _WORKERS, _AUTO, *_HOW_KEPT})
 """What a resumed run may be told anew: how long to go on, how it is kept, and who trains, if to the

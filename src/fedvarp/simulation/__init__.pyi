@@ -4,6 +4,7 @@ from .callbacks import StopRun as StopRun
 from .loggers import Logger as Logger
 from .loggers import MLflowLogger as MLflowLogger
 from .loggers import TensorBoardLogger as TensorBoardLogger
+from .loggers import WandbLogger as WandbLogger
 from .result import SimulationResult as SimulationResult
 from .settings import Evaluation as Evaluation
 from .settings import Recording as Recording

@@ -7,17 +7,7 @@
 >>> printer.on_round_end({"round": 1, "clients": [4, 7], "refused": {}, "local_loss": 0.5}, None)
 1 {'local_loss': 0.5, 'clients': 2.0, 'refused': 0.0}
 
-Weights & Biases, for example, would be::
-
-    class WandbLogger(Logger):
-        def __init__(self, **settings):
-            self._run = wandb.init(**settings)
-
-        def log(self, round, figures):
-            self._run.log(dict(figures), step=round)
-
-        def close(self):
-            self._run.finish()
+TensorBoard, MLflow and Weights & Biases are here; `Recording` names them in a file.
 """
 
 from __future__ import annotations
@@ -27,6 +17,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fedvarp.runs.identity import flattened
@@ -37,6 +28,7 @@ if TYPE_CHECKING:
 
     from fedvarp.server.server import Server
     from fedvarp.simulation.result import SimulationResult
+    from fedvarp.simulation.settings import Recording
 
 Record = Mapping[str, Any]
 
@@ -165,6 +157,77 @@ class MLflowLogger(Logger):
         known = self._client.get_experiment_by_name(experiment)
         where = known.experiment_id if known else self._client.create_experiment(experiment)
         return str(self._client.create_run(where, run_name=name).info.run_id)
+
+
+class WandbLogger(Logger):
+    """A run of Weights & Biases; with WANDB_MODE=offline it stays in a folder of this machine.
+
+    Args:
+        project: Its name; it is created if there is none.
+        run_name: What to call the run.
+        group: Runs of one group are shown together, such as those of a sweep.
+        folder: Where the files of a run go; None: ./wandb.
+        settings: Recorded as its configuration, with dots in the names of nested ones.
+    """
+
+    def __init__(
+        self,
+        project: str = "fedvarp",
+        *,
+        run_name: str | None = None,
+        group: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise ImportError(
+                'Weights & Biases is not installed: pip install "fedvarp[wandb]"'
+            ) from error
+        self._run = wandb.init(
+            project=project,
+            name=run_name,
+            group=group,
+            dir=None if folder is None else os.fspath(folder),
+            config=flattened(settings or {}),
+            reinit="create_new",  # several runs of one process do not end each other
+        )
+
+    def log(self, round: int, figures: Mapping[str, float]) -> None:
+        """Adds a point to each curve."""
+        self._run.log(dict(figures), step=round)
+
+    def close(self) -> None:
+        """Marks the run as finished and waits until it is sent."""
+        self._run.finish()
+
+    def __exit__(self, *exception: object) -> None:
+        self._run.finish(exit_code=0 if exception[0] is None else 1)
+
+
+def loggers_of(recording: Recording, name: str, settings: Mapping[str, Any]) -> list[Logger]:
+    """The loggers that settings name.
+
+    Args:
+        recording: The settings.
+        name: What to call the run.
+        settings: Of the run, nested.
+
+    Returns:
+        Loggers, each to be closed.
+
+    Raises:
+        ImportError: A package that one needs is not installed.
+    """
+    made: list[Logger] = []
+    if recording.tensorboard is not None:
+        made.append(TensorBoardLogger(Path(recording.tensorboard) / name))
+    if recording.mlflow is not None:
+        made.append(MLflowLogger(tracking_uri=recording.mlflow, run_name=name, settings=settings))
+    if recording.wandb is not None:
+        made.append(WandbLogger(recording.wandb, run_name=name, settings=settings))
+    return made
 
 
 def _summary_writer() -> type[SummaryWriter]:

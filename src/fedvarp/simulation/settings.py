@@ -53,3 +53,9 @@ class Recording(Section):
     progress: bool | None = None
     """Whether to show the progress; in a terminal (a bar) or a notebook unless given. Elsewhere it
     is a line on standard error now and then."""
+    tensorboard: PathText | None = None
+    """A folder in which each run logs into one of its own, for `tensorboard --logdir`."""
+    mlflow: str | None = None
+    """A tracking URI of MLflow to log to, such as sqlite:///mlflow.db."""
+    wandb: str | None = None
+    """A project of Weights & Biases to log to; WANDB_MODE=offline keeps it on this machine."""

@@ -32,6 +32,7 @@ from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_another_run, refuse_impossible
 from fedvarp.simulation.description import aggregator_name, behind_names, description
+from fedvarp.simulation.loggers import loggers_of
 from fedvarp.simulation.mending import mend
 from fedvarp.simulation.objective import objective
 from fedvarp.simulation.recording import RecordedRun
@@ -123,6 +124,11 @@ class Task:
                 if not directory.exists:  # nothing is written before all the above has worked
                     opened.enter_context(directory.begun(kept))
                 directory.remember_data_folder(data_folder)
+            told = kept or self._plain_settings
+            name = self.algorithm_name if directory is None else directory.path.resolve().name
+            loggers = [
+                opened.enter_context(logger) for logger in loggers_of(self.recording, name, told)
+            ]
             aggregator = make_algorithm(self.algorithm, table)
             for rows in () if aggregator.table is None else aggregator.table.tables():
                 opened.callback(rows.close)
@@ -133,7 +139,7 @@ class Task:
                 evaluator=evaluator,
                 model=flat,
                 evaluation=self.evaluation,
-                callbacks=self.callbacks,
+                callbacks=[*self.callbacks, *loggers],
                 buffers=flat.buffers(),
                 title=self.algorithm_name,
                 objective=self.objective,
@@ -149,7 +155,7 @@ class Task:
                     directory, simulation, kept, given, self.recording, choice.write
                 ) as recorded:
                     result = recorded.run(self.rounds, announce=settings is None)
-        result = dataclasses.replace(result, settings=kept or self._plain_settings)
+        result = dataclasses.replace(result, settings=told)
         for callback in self.callbacks:
             callback.on_run_end(result)
         return result
