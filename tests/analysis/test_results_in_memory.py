@@ -50,9 +50,7 @@ def test_a_result_draws_itself(tmp_path: Path) -> None:
 def test_names_tell_results_apart_that_settings_do_not() -> None:
     one = run(rounds=2)
     with pytest.raises(RunError, match="same settings"):
-        plot(
-            [one, one.__class__(**{f.name: getattr(one, f.name) for f in dataclasses.fields(one)})]
-        )
+        plot([one, run(rounds=2)])
     assert labels(plot({"mine": one, "yours": run(rounds=2)})) == ["mine", "yours"]
 
 

@@ -46,7 +46,8 @@ class Trained(Protocol):
 
 
 Paths = Annotated[
-    Iterable[AnyPath | Trained] | Mapping[str, AnyPath | Trained] | Trained, SkipValidation
+    Iterable[AnyPath | Trained] | Mapping[str, AnyPath | Trained] | AnyPath | Trained,
+    SkipValidation,
 ]
 """What `read_runs` takes: paths of runs or results, a single one, or some by name."""
 
@@ -236,7 +237,7 @@ def is_result(given: object) -> TypeGuard[Trained]:
     return hasattr(given, "metrics") and hasattr(given, "settings")
 
 
-def listed(paths: Paths | AnyPath) -> list[Path]:
+def listed(paths: Paths) -> list[Path]:
     """The paths of runs; a single one may stand for a list of one.
 
     Raises:
