@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,27 +128,60 @@ def _remark(note: str) -> None:
 
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option(help="The page: an .html file.")],
+    out: Annotated[Path | None, typer.Option(help="The page: an .html file.")] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Serves the page on 127.0.0.1 and renews it while runs go on."
+        ),
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --watch; 0 takes a free one.")
+    ] = 0,
     title: Annotated[str, typer.Option(help="Its headline.")] = "Federated learning runs",
     target: Target = None,
     target_loss: TargetLoss = None,
     smooth: Smooth = 5,
     allow_different: AllowDifferent = False,
 ) -> None:
-    """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings."""
+    """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings.
+
+    With --watch it is served to this machine's browsers instead, until Ctrl-C.
+    """
     from fedvarp import analysis
 
+    if watch == (out is not None):
+        raise typer.BadParameter("give one of --out FILE, for a page to keep, and --watch")
+    how: dict[str, Any] = {
+        "target": target,
+        "target_loss": target_loss,
+        "smooth": smooth,
+        "allow_different": allow_different,
+    }
+    if out is None:
+        _serve(runs, title, port, how)
+        return
     with telling_new_folders(out):
         file = analysis.write_report(
             runs,
             out,
             title=title,
-            target=target,
-            target_loss=target_loss,
-            smooth=smooth,
-            allow_different=allow_different,
+            **how,
         )
     typer.echo(file)
+
+
+def _serve(runs: list[Path], title: str, port: int, how: dict[str, Any]) -> None:
+    from fedvarp.analysis.comparison import compare
+    from fedvarp.analysis.report.watching import LOOPBACK, Watcher, serving
+
+    watcher = Watcher(runs, lambda: compare(runs, **how), title)
+    with serving(watcher, port) as server:
+        typer.echo(f"http://{LOOPBACK}:{server.server_address[1]}/")
+        typer.echo("Renewed while runs go on. Ctrl-C ends it.", err=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    typer.echo("Ended; the runs go on.", err=True)
 
 
 def compact(

@@ -3,6 +3,7 @@
 - `page`: what stands on the page, and the page.
 - `charts`: what is to be drawn, as plain data.
 - `participation`: who took part how often, and how long the others have waited.
+- `watching`: the page on a port of this machine, renewed while runs go on.
 - `diagnosed`: what `fedvarp diagnose` found, for runs that were diagnosed.
 
 The HTML itself is in ../templates.

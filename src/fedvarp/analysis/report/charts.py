@@ -153,6 +153,7 @@ def _times_chart(groups: Sequence[Group], patterns: Sequence[_Pattern]) -> Chart
         "kind": "bar",
         "x_title": "Rounds taken part in",
         "y_title": "Clients",
+        "bars_are": " clients",
         "lines": bars,
     }
 

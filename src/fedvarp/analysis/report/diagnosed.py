@@ -12,7 +12,7 @@ from fedvarp.analysis.row_trust import trust_table
 from fedvarp.analysis.runs import Run
 from fedvarp.analysis.styles import CAUSES, look_of, with_rows
 from fedvarp.analysis.tables import Table
-from fedvarp.analysis.units import in_bytes
+from fedvarp.analysis.units import in_bytes, in_short
 from fedvarp.runs.errors import RunError
 
 DIAGNOSIS_FILE: Final = "diagnosis.json"
@@ -125,7 +125,7 @@ def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
     return ReadDiagnosis(
         run=str(run.path),
         about=f"Measured after round {found['round']} over {measured['measured_clients']:,} of "
-        f"{measured['num_clients']:,} clients, at a client rate of {found['client_lr']:.3g}.",
+        f"{measured['num_clients']:,} clients, at a client rate of {in_short(found['client_lr'])}.",
         charts=charts,
         trust=trust_table(found["trust"]) if found.get("trust") else None,
         remedies=_remedies(found["remedies"]) if found.get("remedies") else None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.analysis.best_rates import at_best_rates
 from fedvarp.analysis.comparison import DEFAULT_SMOOTH, Comparison, compare
 from fedvarp.analysis.comparison_tables import explanations, tables
 from fedvarp.analysis.groups import Group, common_settings, setting_differences
@@ -21,6 +22,7 @@ from fedvarp.analysis.runs import Paths
 from fedvarp.analysis.styles import CAUSES
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.templating import fixed_part, render
+from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
@@ -114,12 +116,14 @@ def write_report(
     return file
 
 
-def page(comparison: Comparison, title: str) -> str:
+def page(comparison: Comparison, title: str, *, live: str | None = None, whole: bool = True) -> str:
     """Makes one self-contained HTML page.
 
     Args:
         comparison: Of the runs that the page is about.
         title: The headline.
+        live: For a page that is served and renews itself, by what to know its version.
+        whole: Whether it has its scripts; one that only brings new figures needs none.
 
     Returns:
         The HTML.
@@ -130,6 +134,8 @@ def page(comparison: Comparison, title: str) -> str:
     """
     groups = comparison.groups
     charts = all_charts(groups)
+    best, chosen = at_best_rates(groups)
+    shown = {run.path for group in best for run in group.runs}
     return render(
         "page.html",
         title=title,
@@ -151,8 +157,16 @@ def page(comparison: Comparison, title: str) -> str:
         runs=_runs(groups),
         version=__version__,
         style=fixed_part("page.css"),
-        scripts=[Script(_plotly()), Script(fixed_part("page.js"))],
-        data={"groups": group_styles(groups), "charts": charts},
+        scripts=[Script(_plotly()), Script(fixed_part("page.js"))] if whole else [],
+        live=live,
+        chosen=chosen,
+        data={
+            "groups": [
+                style | {"shown": group.runs[0].path in shown}
+                for style, group in zip(group_styles(groups), groups, strict=True)
+            ],
+            "charts": charts,
+        },
     )
 
 
@@ -225,7 +239,9 @@ def _in_words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]])
 
 
 def _value(value: object) -> object:
-    """A setting as it is shown: long lists by their beginning."""
+    """A setting as it is shown: long lists by their beginning, rates as powers of ten."""
+    if isinstance(value, float):
+        return in_short(value)
     if not isinstance(value, (list, tuple)):
         return value
     text = ", ".join(map(str, value[:_LONGEST_LIST]))

@@ -1,8 +1,9 @@
 "use strict";
 // Draws the charts described in #data, and lets the legend and the controls change them.
 (() => {
-  const { groups, charts } = JSON.parse(document.getElementById("data").textContent);
-  const shown = groups.map(() => true);
+  let { groups, charts } = JSON.parse(document.getElementById("data").textContent);
+  const shown = groups.map((group) => group.shown);
+  const night = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)").matches;
   const X = {
     rounds: { title: "Communication rounds", suffix: "" },
@@ -17,6 +18,11 @@
   const logLoss = () => document.getElementById("log-loss").checked;
   const visible = (line) => line.groups.some((i) => shown[i]);
 
+  // What a dark page would show nothing of; page.css has the same colours for the legend.
+  const LIGHTER = { "#000000": "#f2f2f2", "#444444": "#bbbbbb", "#0072B2": "#6f9fe8" };
+  const seen = (colour) => (night.matches && LIGHTER[colour]) || colour;
+  const PATTERNS = { solid: "", dash: "/", dot: ".", dashdot: "x", longdash: "\\" };
+
   const tint = (colour) =>
     `rgba(${[1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)).join(",")},0.15)`;
 
@@ -24,12 +30,14 @@
     const made = [];
     for (const line of chart.lines) {
       const style = { ...groups[line.groups[0]], ...line };
+      style.colour = seen(style.colour);
       const x = line.x[axis()] ?? line.x.rounds;
       const common = { x, name: style.name, visible: visible(line), meta: line.groups };
       if (chart.kind === "bar") {
         made.push({
-          ...common, type: "bar", y: line.y, marker: { color: style.colour },
-          hovertemplate: "%{y:,.4~g} clients<extra>%{fullData.name}</extra>",
+          ...common, type: "bar", y: line.y,
+          marker: { color: style.colour, pattern: { shape: PATTERNS[style.dash] ?? "" } },
+          hovertemplate: "%{y:,.4~g}" + (chart.bars_are ?? "") + "<extra>%{fullData.name}</extra>",
         });
         continue;
       }
@@ -43,9 +51,9 @@
       const band = line.low ? " (%{customdata[0]:.4~g} to %{customdata[1]:.4~g})" : "";
       made.push({
         ...common, type: "scatter", y: line.y,
-        mode: chart.section !== "curves" || x.length > 60 ? "lines" : "lines+markers",
+        mode: "lines+markers",
         line: { color: style.colour, dash: style.dash, width: 2 },
-        marker: { symbol: style.marker, size: 6 },
+        marker: { symbol: style.marker, size: 7, color: style.colour, maxdisplayed: x.length > 60 ? 9 : 0 },
         customdata: line.hover ?? (line.low ? line.low.map((low, i) => [low, line.high[i]]) : undefined),
         hovertemplate: figure + band + "<extra>%{fullData.name}</extra>",
       });
@@ -54,15 +62,22 @@
   }
 
   function layout(chart) {
-    const follows = chart.section === "curves";
+    const follows = chart.follows;
+    const ink = night.matches ? "#e8e8e8" : "#1a1a1a";
     const x = follows ? X[axis()] : { title: chart.x_title ?? X.rounds.title, suffix: "" };
-    const line = { showline: true, linecolor: "#444", gridcolor: "#e5e5e5", zeroline: false, automargin: true };
+    const line = {
+      showline: true, linecolor: night.matches ? "#999" : "#444", gridcolor: night.matches ? "#33373d" : "#e5e5e5",
+      zeroline: false, automargin: true,
+    };
     return {
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      hoverlabel: { bgcolor: night.matches ? "#24272d" : "#fff", font: { color: ink } },
       margin: { l: 50, r: 12, t: 8, b: 44 },
-      font: { family: "system-ui, sans-serif", size: 12, color: "#1a1a1a" },
+      font: { family: "system-ui, sans-serif", size: 12, color: ink },
       hovermode: "x unified",
       dragmode: touch ? false : "zoom", // a finger on a chart is to scroll the page
-      showlegend: !follows && chart.lines.some((one) => one.name),
+      showlegend: !follows && (chart.section === "fairness" || chart.lines.some((one) => one.name)),
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
       barmode: "group",
       bargap: 0.1,
@@ -100,7 +115,40 @@
       draw();
     });
   }
+  night.addEventListener("change", draw);
   document.getElementById("controls").addEventListener("change", draw);
   document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
   draw().then(() => document.body.setAttribute("data-drawn", "true"));
+
+  // While runs go on, what has changed comes from where the page came from.
+  const live = document.getElementById("live");
+  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+
+  function renew(page) {
+    const data = JSON.parse(page.getElementById("data").textContent);
+    const names = (list, key) => list.map((each) => each[key]);
+    if (!same(names(data.groups, "name"), names(groups, "name")) || !same(names(data.charts, "id"), names(charts, "id"))) {
+      window.location.reload(); // there are other curves: legend and places are to be made anew
+      return;
+    }
+    ({ groups, charts } = data);
+    for (const place of document.querySelectorAll("[data-live]")) {
+      const now = page.querySelector(`[data-live="${place.dataset.live}"]`);
+      if (now && now.innerHTML !== place.innerHTML) place.replaceChildren(...now.childNodes);
+    }
+    live.dataset.version = page.getElementById("live").dataset.version;
+    draw();
+  }
+
+  async function look() {
+    try {
+      const answer = await fetch(`part?have=${live.dataset.version}`);
+      if (answer.status === 200) renew(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      live.textContent = `Live: looked at ${new Date().toLocaleTimeString()}.`;
+    } catch {
+      live.textContent = "No longer live: the command that serves this page has ended.";
+    }
+    window.setTimeout(look, 2000);
+  }
+  if (live) look();
 })();
