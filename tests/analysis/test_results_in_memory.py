@@ -34,7 +34,7 @@ def test_results_are_grouped_over_seeds_and_drawn() -> None:
         "Training loss",
         "Training loss over examples",
     ]
-    assert figure.get_suptitle() == "Mine"
+    assert figure.legends[0].get_title().get_text() == "Mine"
     assert figure._repr_png_().startswith(b"\x89PNG")
     assert [row.group.label for row in compare(results()).rows] == ["FedAvg", "FedVARP"]
 

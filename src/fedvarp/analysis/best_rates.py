@@ -55,7 +55,7 @@ def at_best_rates(
         for group in group_runs(kept)
     ]
     return left, (
-        f"Each at the best rate of those tried, by {metric_label(metric).lower()} "
+        f"Each at the best rate of those tried, by {metric_label(metric).lower().split(' (')[0]} "
         f"(mean of the last fifth of evaluations)"
     )
 

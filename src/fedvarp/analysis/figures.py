@@ -101,9 +101,7 @@ def panels(
             axes.set_ylabel(metric_label(metric) + (", log scale" if is_log else ""))
             if is_log:
                 _make_logarithmic(axes)
-        if title:
-            drawn.suptitle(title, fontsize=10)
-        _add_legend(drawn)
+        _add_legend(drawn, title)
         drawn.supxlabel(caption, fontsize=6.5, color="#555555")
     return drawn
 
@@ -257,8 +255,8 @@ def _make_logarithmic(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _add_legend(drawn: Figure) -> None:
-    """Above the panels, in reading order, in as few rows as fit."""
+def _add_legend(drawn: Figure, title: str | None) -> None:
+    """Above the panels, in reading order, in as few rows as fit; the title of all above it."""
     by_label: dict[str, Artist] = {}
     for axes in drawn.axes:
         handles, labels = axes.get_legend_handles_labels()
@@ -281,4 +279,6 @@ def _add_legend(drawn: Figure) -> None:
         ncols=across,
         handlelength=3.4,
         columnspacing=1.4,
+        title=title,
+        title_fontsize=10,
     )

@@ -9,6 +9,7 @@ from typing import Final
 from fedvarp.analysis.comparison import BASELINE, Comparison, Row
 from fedvarp.analysis.units import in_bytes, in_percent
 
+_CHANGES_CLIENTS: Final = "scaffold"  # it corrects every local gradient
 _TOLD: Final = 0.05  # a share of bytes or rounds below which two groups are called the same
 
 
@@ -100,7 +101,11 @@ def _of_costs(rows: Sequence[Row]) -> str:
         return ""
     least = min(row.sent for row in rows)
     costly = [row for row in rows if row.sent > (1 + _TOLD) * least]
-    told = [f"{row.group.label} sends {row.sent / least:.2g} times the bytes" for row in costly]
+    told = [
+        f"{row.group.label} sends {row.sent / least:.2g} times the bytes"
+        + (" and changes what clients do" if row.group.algorithm == _CHANGES_CLIENTS else "")
+        for row in costly
+    ]
     held = [(row.server_bytes, row.group.label) for row in rows if row.server_bytes is not None]
     if held and max(held)[0] > (1 + _TOLD) * min(held)[0]:
         few, many = (f"{in_bytes(size)} ({whose})" for size, whose in (min(held), max(held)))

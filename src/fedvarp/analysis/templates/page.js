@@ -72,6 +72,7 @@
     return {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: night.matches ? "#888" : "#aaa", activecolor: ink },
       hoverlabel: { bgcolor: night.matches ? "#24272d" : "#fff", font: { color: ink } },
       margin: { l: 50, r: 12, t: 8, b: 44 },
       font: { family: "system-ui, sans-serif", size: 12, color: ink },
