@@ -91,8 +91,7 @@ def test_a_browser_shows_what_is_new_without_being_asked(runs: Path, port: int) 
         page.goto(f"http://{LOOPBACK}:{port}/")
         page.wait_for_selector("body[data-drawn]")
         write_run(runs / "b", [0.1, 0.75], algorithm="fedavg", seed=1)
-        tables = "document.querySelector('[data-live=tables]').innerText"
-        page.wait_for_function(f"{tables}.includes('62.5')")
+        page.wait_for_selector("[data-live=tables] td:has-text('62.5')")
         points = page.evaluate("document.getElementById('test-accuracy').data.length")
         assert points == 3, "a band of two seeds, where there was a line"
         assert said == [], "the policy was kept to"
