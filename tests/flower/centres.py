@@ -9,10 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
+from fedvarp.flower import FedVARP
 from flower.in_process import InProcessGrid
 
 HALF_WAY = 0.5
@@ -64,6 +74,18 @@ def flowers_fedavg(grid: InProcessGrid, rounds: int) -> list[float]:
     result = strategy.start(grid, zeros(), num_rounds=rounds)
     model: list[float] = result.arrays["w"].numpy().tolist()
     return model
+
+
+class OwnMessages(FedVARP):
+    """Client selection as recipes write it: messages of one's own, without the strategy's."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        config["server-round"] = server_round
+        chosen = sorted(grid.get_node_ids())[server_round % 2 :: 2]
+        record = RecordDict({"arrays": arrays, "config": config})
+        return [Message(content=record, message_type="train", dst_node_id=n) for n in chosen]
 
 
 def train(strategy: Any, grid: InProcessGrid, rounds: int, **more: Any) -> list[float]:

@@ -24,7 +24,15 @@ from torch import nn
 
 from fedvarp.errors import FedvarpError
 from fedvarp.flower import FedAvg, FedVARP, LocalSteps, Scaffold
-from flower.centres import centre, centres_grid, flowers_fedavg, optimum, train, zeros
+from flower.centres import (
+    OwnMessages,
+    centre,
+    centres_grid,
+    flowers_fedavg,
+    optimum,
+    train,
+    zeros,
+)
 from flower.handmade_replies import Round, a_model, good, numbers
 from flower.in_process import InProcessGrid
 
@@ -114,18 +122,6 @@ def _with_norm_bit(reply: Message) -> list[Message]:
         reply.content["norm_bit"] = ConfigRecord({"norm_bit": True})
         next(iter(reply.content.metric_records.values()))["norm_bit"] = 1
     return [reply]
-
-
-class OwnMessages(FedVARP):
-    """Client selection as recipes write it: messages of one's own, without the strategy's."""
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        config["server-round"] = server_round
-        chosen = sorted(grid.get_node_ids())[server_round % 2 :: 2]
-        record = RecordDict({"arrays": arrays, "config": config})
-        return [Message(content=record, message_type="train", dst_node_id=n) for n in chosen]
 
 
 class OwnMessagesAndLoop(OwnMessages, OwnLoop):
@@ -256,6 +252,9 @@ def test_a_run_that_learns_nothing_fails_and_says_why() -> None:
     strategy = FedVARP(min_available_nodes=3, max_failed_rounds=2)
     with pytest.raises(FedvarpError, match="2 rounds running: 2 × too few nodes"):
         strategy.start(grid, zeros(), num_rounds=5, timeout=0.01)
+    strategy = FedVARP(select=lambda round, names: [])
+    with pytest.raises(FedvarpError, match=r"3 rounds running: 3 × .*select\(\) chose nobody"):
+        strategy.start(grid, zeros(), num_rounds=5, timeout=1)
 
 
 def test_numbers_of_other_types_that_lose_nothing_are_converted(one_round: Round) -> None:

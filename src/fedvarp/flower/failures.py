@@ -41,7 +41,7 @@ class FailedRounds:
         self._rounds += 1
         self._reasons.update(why for _, why in outcome.refused)
         if num_asked == 0:
-            self._reasons["too few nodes were online, and nobody was asked"] += 1
+            self._reasons["too few nodes were online, or select() chose nobody"] += 1
         elif num_asked > len(outcome.refused):
             self._reasons["no reply within the timeout"] += num_asked - len(outcome.refused)
         if self._rounds == self._limit:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, Final
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message
 from flwr.supercore import log
 
 from fedvarp.algorithms.aggregator import Aggregator
@@ -69,16 +69,30 @@ class FederatedRun:
     _given: ArrayRecord | None = None  # the model as it was last given away
     _superseded: ArrayRecord | None = None  # what somebody began with who knew of no checkpoint
 
-    def follow(self, server_round: int, arrays: ArrayRecord) -> None:
+    def follow(self, server_round: int, arrays: ArrayRecord | None) -> None:
         """Takes its rounds from a loop of somebody else's, which begins anew after a restart.
 
         Args:
             server_round: The number of the loop's first round.
-            arrays: The model that the loop begins with.
+            arrays: The model that the loop begins with; None: nobody knows.
         """
         if self.is_resumed:
             self._rounds_before = self.rounds.server.round + 1 - server_round
-            self._superseded = arrays
+            self._superseded = None if arrays is self._given else arrays
+
+    def listen(self, server_round: int, replies: Sequence[Message]) -> None:
+        """Follows a loop that has sent messages of its own: replies are the first that is seen.
+
+        Who has not answered is taken to be gone, as no list of nodes says otherwise.
+
+        Args:
+            server_round: The number of the loop's first round.
+            replies: Its replies.
+        """
+        if replies and self.is_resumed:
+            self.follow(server_round, None)
+            heard = sorted({reply.metadata.src_node_id for reply in replies})
+            self.look_around(self.rounds.rows.clients.look(heard))
 
     def number_of(self, server_round: int) -> int:
         """The number of a round, those before a restart included.
@@ -230,6 +244,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         identity=settings.identity,
         sends_corrections=sends_corrections,
         weighted_by_examples=by_examples,
+        max_row_age=settings.max_row_age,
     )
     if clusters is not None:
         for name in sorted(clusters.names, key=name_order):

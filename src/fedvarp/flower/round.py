@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
-from fedvarp.flower.identity import Client
+from fedvarp.flower.identity import Client, Presence
 from fedvarp.flower.ledger import Ledger
 from fedvarp.flower.reception import Outcome, Reception
 from fedvarp.flower.replies import RefusedReplyError, ReplyReader, Update
@@ -41,6 +41,7 @@ class TrainingRounds:
         sends_corrections: Whether clients correct their gradients by what they are sent (SCAFFOLD,
             FedDyn).
         weighted_by_examples: Whether clients count by their examples, or all the same.
+        max_row_age: Rounds after which a row is dropped whose client was not heard of; None: never.
     """
 
     server: Server
@@ -52,6 +53,7 @@ class TrainingRounds:
     identity: str
     sends_corrections: bool
     weighted_by_examples: bool
+    max_row_age: int | None
 
     @cached_property
     def sending(self) -> Sending:
@@ -115,6 +117,17 @@ class TrainingRounds:
         self.ledger.forget(round)
         return outcome
 
+    def count(self, round: int, presence: Presence) -> None:
+        """Lets rows count whose clients are there, and which are young enough.
+
+        Args:
+            round: The round that begins, counted from 1.
+            presence: Who is there.
+        """
+        if self.max_row_age is not None:
+            self.rows.expire(round - self.max_row_age)
+        self.rows.count(presence)
+
     def _count_without_a_list(self, round: int, replies: Sequence[Message]) -> None:
         """Whose rows count where somebody else has sent the messages, so that no list is at hand.
 
@@ -125,7 +138,8 @@ class TrainingRounds:
         heard = {reply.metadata.src_node_id for reply in replies}
         since = round - _EARLIER_VISITS * -(-len(clients) // len(heard))
         online = {c.node for c in clients if not c.is_nameless or c.last_round >= since}
-        self.rows.count(clients.look(sorted(heard | {node for node in online if node is not None})))
+        listed = sorted(heard | {node for node in online if node is not None})
+        self.count(round, clients.look(listed))
 
     def _believed(
         self, updates: Sequence[tuple[Update, Client]], outcome: Outcome

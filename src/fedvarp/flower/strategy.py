@@ -204,7 +204,7 @@ class ServerStrategy(StrategySettings, Strategy):
         """
         if self._run is None:
             self.begin(arrays)
-            self._begun.follow(server_round, arrays)
+        self._begun.follow(server_round, arrays)
         arrays = self._begun.model_to_send(arrays)
         if self.fraction_train == 0 and self.clients_per_round is None:
             return []
@@ -236,13 +236,10 @@ class ServerStrategy(StrategySettings, Strategy):
 
     def _look_around(self, grid: Grid, nodes: list[int], round: int) -> Presence:
         """Finds out who is there, and lets rows count accordingly."""
-        rows = self._rounds.rows
-        self._names.find(grid, rows, nodes, self._timeout)
+        self._names.find(grid, self._rounds.rows, nodes, self._timeout)
         self._begun.look_around(self.clients.look(nodes))
-        if self.max_row_age is not None:
-            rows.expire(round - self.max_row_age)
         presence = self.clients.look(nodes)
-        rows.count(presence)
+        self._rounds.count(round, presence)
         return presence
 
     def _cohort(self, among: Sequence[Candidate], num_online: int, round: int) -> list[Candidate]:
@@ -273,9 +270,10 @@ class ServerStrategy(StrategySettings, Strategy):
         Raises:
             NoUsableReplyError: See `max_failed_rounds`.
         """
-        run, round = self._begun, self._begun.number_of(server_round)
+        run, received = self._begun, list(replies)
+        run.listen(server_round, received)
+        round = run.number_of(server_round)
         asked = run.rounds.ledger.asked_in(round)
-        received = list(replies)
         num_asked = len(received) if asked is None or asked.is_open else len(asked.rows)
         outcome = run.rounds.receive(round, received, self.min_replies)
         self._log.round(run.rounds, outcome)
@@ -370,11 +368,7 @@ class ServerStrategy(StrategySettings, Strategy):
         return RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
 
     def _messages(
-        self,
-        round: int,
-        kind: str,
-        cohort: Sequence[Candidate],
-        contents: Sequence[RecordDict],
+        self, round: int, kind: str, cohort: Sequence[Candidate], contents: Sequence[RecordDict]
     ) -> list[Message]:
         messages = [
             Message(content, client.node, kind, group_id=str(round))
