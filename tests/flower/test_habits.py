@@ -239,12 +239,12 @@ def test_a_run_that_learns_nothing_fails_and_says_why() -> None:
 
     @app.train()
     def fail(message: Message, context: Context) -> Message:
-        raise KeyError("no data here")
+        raise ValueError("there are no data here.")
 
     grid = InProcessGrid(app)
     for node in (1, 2):
         grid.connect(node, {})
-    with pytest.raises(FedvarpError, match=r"3 rounds running: 6 × error .*no data here"):
+    with pytest.raises(FedvarpError, match=r"3 rounds running: 6 × error .*no data here\. Look"):
         FedVARP().start(grid, zeros(), num_rounds=10, timeout=1)
     tireless = FedVARP(max_failed_rounds=None, fraction_evaluate=0)
     tireless.start(grid, zeros(), num_rounds=5, timeout=1)

@@ -237,3 +237,6 @@ def test_a_running_strategy_erases_a_client_from_its_file_at_once(tmp_path: Path
     assert again is not None, "it was still running, and is a new client"
     assert again.last_round == 3
     strategy.close()
+    with pytest.raises(CheckpointError, match=r"run is over.*fedvarp flower forget .* 2$"):
+        strategy.forget("2")
+    assert strategy.clients.named("2") is not None, "nothing was changed"

@@ -45,7 +45,7 @@ class FailedRounds:
         elif num_asked > len(outcome.refused):
             self._reasons["no reply within the timeout"] += num_asked - len(outcome.refused)
         if self._rounds == self._limit:
-            told = "; ".join(f"{n} × {why}" for why, n in self._reasons.most_common(5))
+            told = "; ".join(f"{n} × {why.rstrip('.')}" for why, n in self._reasons.most_common(5))
             raise NoUsableReplyError(
                 f"No reply could be used in {self._rounds} rounds running: {told}. Look into the "
                 f"log of a client; with max_failed_rounds=None the run would go on all the same."

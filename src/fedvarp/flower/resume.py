@@ -14,7 +14,7 @@ from flwr.supercore import log
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.flower.arrays import Layout
-from fedvarp.flower.identity import KnownClients, Presence
+from fedvarp.flower.identity import Client, KnownClients, Presence
 from fedvarp.flower.ledger import Ledger
 from fedvarp.flower.names import name_order
 from fedvarp.flower.replies import ReplyReader
@@ -66,6 +66,7 @@ class FederatedRun:
     is_resumed: bool
     commits_rounds: bool = False
     _rounds_before: int = 0
+    _is_closed: bool = False
     _given: ArrayRecord | None = None  # the model as it was last given away
     _superseded: ArrayRecord | None = None  # what somebody began with who knew of no checkpoint
 
@@ -184,8 +185,29 @@ class FederatedRun:
         )
         clients.saved()
 
+    def forget(self, client: Client) -> None:
+        """Lets go of a client, in memory and in the checkpoint's file, which is written anew.
+
+        Args:
+            client: The client.
+
+        Raises:
+            CheckpointError: The folder was given back.
+        """
+        if self.checkpoint is not None and self._is_closed:
+            folder = self.checkpoint.store.path
+            raise CheckpointError(
+                f"The run is over, and {folder} was given back; nothing was changed. To erase "
+                f"{client.name!r} there: fedvarp flower forget {folder} {client.name}"
+            )
+        self.rounds.forget(client)
+        self.commit({})
+        if self.checkpoint is not None:
+            self.checkpoint.store.compact()
+
     def close(self) -> None:
         """Gives the checkpoint's folder back."""
+        self._is_closed = True
         table = self.rounds.server.aggregator.table
         for rows in () if table is None else table.tables():
             rows.close()

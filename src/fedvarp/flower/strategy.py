@@ -102,14 +102,12 @@ class ServerStrategy(StrategySettings, Strategy):
 
         Raises:
             ValueError: There is no client of that name.
+            CheckpointError: The run is over, and its folder was given back.
         """
         client = self.clients.named(name)
         if client is None:
             raise ValueError(unknown_client(name, [client.name for client in self.clients]))
-        self._rounds.forget(client)
-        self._begun.commit({})
-        if self._begun.checkpoint is not None:
-            self._begun.checkpoint.store.compact()
+        self._begun.forget(client)
 
     def close(self) -> None:
         """Gives the checkpoint's folder back; `start` does it by itself."""
