@@ -62,11 +62,11 @@ def states(calls: list[Call], root: Path, place: Path) -> set[tuple[tuple[str, b
 
 
 def test_a_disk_without_power_may_have_lost_what_was_not_waited_for(tmp_path: Path) -> None:
-    root = Path("/root")
-    new, renamed = "/root/new", b"/root/name"
+    root = Path("/disk")
+    new, renamed = "/disk/new", b"/disk/name"
     write = [Call("c", 1, 0, new, b""), Call("w", 1, 0, new, b"text")]
     sync, move = Call("s", 1, 0, new, b""), Call("r", 0, 0, new, renamed)
-    folder = Call("s", 2, 0, "/root", b"")
+    folder = Call("s", 2, 0, "/disk", b"")
     nothing, empty, zeros, whole = (
         (),
         (("new", b""),),
@@ -85,8 +85,8 @@ def test_a_disk_without_power_may_have_lost_what_was_not_waited_for(tmp_path: Pa
 
 
 def test_sectors_arrive_in_any_order_and_waiting_writes_at_once(tmp_path: Path) -> None:
-    root, file = Path("/root"), "/root/file"
-    there = [Call("c", 1, 0, file, b""), Call("s", 2, 0, "/root", b"")]
+    root, file = Path("/disk"), "/disk/file"
+    there = [Call("c", 1, 0, file, b""), Call("s", 2, 0, "/disk", b"")]
     both = [*there, Call("w", 1, 0, file, b"a" * 1024)]
     found = {dict(state)["file"] for state in states(both, root, tmp_path / "a")}
     assert bytes(512) + b"a" * 512 in found

@@ -842,7 +842,7 @@ def test_a_wrong_call_is_answered_in_a_sentence_and_changes_nothing(
 ) -> None:
     call, words = CALLS[name]
     before = around.state()
-    with pytest.raises((FedvarpError, ValueError, IndexError)) as caught:
+    with pytest.raises(FedvarpError) as caught:
         call(around)
     said = str(caught.value)
     assert re.search(words, said, re.DOTALL), said
@@ -853,7 +853,7 @@ def test_a_wrong_call_is_answered_in_a_sentence_and_changes_nothing(
 
 def test_there_are_enough_of_them() -> None:
     assert len(CALLS) >= 120
-    assert fedvarp.SettingsError.__mro__[1] is ValueError  # what callers may catch
+    assert issubclass(fedvarp.SettingsError, ValueError)  # what callers may catch
 
 
 FLOWER: dict[str, tuple[dict[str, Any], str]] = {

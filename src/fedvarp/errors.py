@@ -15,7 +15,23 @@ _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FedvarpError(Exception):
-    """An error whose message says what happened, the likely cause and the way out."""
+    """An error whose message says what happened, the likely cause and the way out.
+
+    All that this package refuses is one; where Python has a class of its own for the kind of
+    mistake, such as ValueError, it is that too.
+    """
+
+
+class InvalidError(FedvarpError, ValueError):
+    """Something that was passed cannot be used."""
+
+
+class InvalidTypeError(FedvarpError, TypeError):
+    """Something that was passed is of a kind that cannot be used."""
+
+
+class UnknownClientError(FedvarpError, IndexError):
+    """There is no such client."""
 
 
 class DivergenceWarning(UserWarning):

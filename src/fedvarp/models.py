@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -167,7 +168,7 @@ class LogisticRegression(nn.Module):
     def for_dataset(cls, dataset: FederatedDataset) -> Self:
         """Makes one as wide as the data asks."""
         if dataset.num_classes is None:
-            raise ValueError("Logistic regression needs a data set with classes (num_classes).")
+            raise InvalidError("Logistic regression needs a data set with classes (num_classes).")
         return cls(dataset.client(0)[0][0].numel(), dataset.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
+from fedvarp.errors import InvalidError
+
 CORES_VARIABLE: Final = "FEDVARP_CORES"
 """The environment variable that says how many cores a process may use."""
 _TRIM_THRESHOLD: Final = -1  # the numbers of malloc.h
@@ -38,7 +40,7 @@ def usable_cores() -> int:
     told = os.environ.get(CORES_VARIABLE, "")
     if told:
         if not told.isdecimal() or int(told) < 1:
-            raise ValueError(f"{CORES_VARIABLE}={told!r} must be a whole number of at least 1.")
+            raise InvalidError(f"{CORES_VARIABLE}={told!r} must be a whole number of at least 1.")
         return int(told)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

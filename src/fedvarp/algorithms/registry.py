@@ -24,6 +24,7 @@ from fedvarp.algorithms.mifa import MIFA
 from fedvarp.algorithms.names import ALGORITHMS
 from fedvarp.algorithms.scaffold import Scaffold
 from fedvarp.algorithms.trimmed_mean import TrimmedMean
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import BelowHalf, Momentum, NotNegative, Positive, Share
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import options_of
@@ -119,7 +120,7 @@ class TableSettings:
             ValueError: The clusters are not known.
         """
         if self.cluster_of is None:
-            raise ValueError(
+            raise InvalidError(
                 "ClusterFedVARP needs to know the clusters, as fedvarp_mixed does, and this data "
                 "set has no natural ones. Give cluster_of, the cluster of each client, or use "
                 "FedVARP."

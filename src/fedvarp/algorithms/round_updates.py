@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.tables.checks import refuse_duplicates
 from fedvarp.tables.largest_entries import LargestEntries, stacked
 
@@ -187,36 +188,36 @@ class RoundUpdates:
         tensors = parts | {"deltas": self.deltas, "weights": self.weights}
         for name, part in tensors.items():
             if part is not None and not isinstance(part, Tensor):
-                raise ValueError(f"RoundUpdates.{name} is a {type(part).__name__}, not a tensor.")
+                raise InvalidError(f"RoundUpdates.{name} is a {type(part).__name__}, not a tensor.")
         size = self.clients.numel()
         for name, part in parts.items():
             if part.dtype != torch.int64:
-                raise ValueError(f"RoundUpdates.{name} is {part.dtype}; it must be int64.")
+                raise InvalidError(f"RoundUpdates.{name} is {part.dtype}; it must be int64.")
             if tuple(part.shape) != (size,):
-                raise ValueError(
+                raise InvalidError(
                     f"RoundUpdates.{name} has shape {tuple(part.shape)}; it must be ({size},), one "
                     f"number for each client that answered."
                 )
         if self.deltas.ndim != 2 or self.deltas.shape[0] != size:
-            raise ValueError(
+            raise InvalidError(
                 f"RoundUpdates.deltas has shape {tuple(self.deltas.shape)} for {size} clients; "
                 f"it must be (M, d), row m the update of clients[m]."
             )
         if self.weights is not None and not (
             tuple(self.weights.shape) == (size,) and bool(self.weights.isfinite().all())
         ):
-            raise ValueError(
+            raise InvalidError(
                 "RoundUpdates.weights must hold one finite number for each client that answered."
             )
         counts = self.num_gradients
         if counts is not None and tuple(counts.shape) != (size,):
-            raise ValueError(
+            raise InvalidError(
                 "RoundUpdates.num_gradients must hold one number for each client that answered: "
                 "how many gradients its row of deltas adds up."
             )
         refuse_duplicates(self.clients, "RoundUpdates.clients")
         if not (isinstance(self.scale, int | float) and 0 < self.scale < math.inf):
-            raise ValueError(
+            raise InvalidError(
                 f"RoundUpdates.scale is {self.scale}; it is the client rate of the round, a "
                 f"positive number."
             )

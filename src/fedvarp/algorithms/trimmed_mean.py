@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import LatestUpdates
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Share
 
 
@@ -56,7 +57,7 @@ class TrimmedMean(LatestUpdates):
         """
         S, delta, a = updates.clients, updates.deltas, updates.averaging_weights
         if a.min() < a.max():
-            raise ValueError(
+            raise InvalidError(
                 "A trimmed mean or median counts every client of a cohort the same: it cannot be "
                 "taken with unequal weights. Sample clients uniformly, for an equal objective."
             )

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from fedvarp.analysis.runs import Floats, Run
+from fedvarp.errors import InvalidError
 
 _ROUNDING: Final = 1e-9
 
@@ -147,7 +148,7 @@ def running_mean(values: Floats, window: int) -> Floats:
     array([nan, 1.5, 4. ])
     """
     if window < 1:
-        raise ValueError(f"A running mean over {window} evaluations: it needs at least 1.")
+        raise InvalidError(f"A running mean over {window} evaluations: it needs at least 1.")
     if window > len(values):
         return np.full(len(values), np.nan)
     means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=-1)

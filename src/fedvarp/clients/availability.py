@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import AbsolutePath, Share
 from fedvarp.tables import tensors
@@ -115,7 +116,7 @@ class Markov:
         leave = probabilities("on_to_off", self.on_to_off)
         come = probabilities("off_to_on", self.off_to_on, len(leave) if leave.ndim else None)
         if (leave + come == 0).any():
-            raise ValueError(
+            raise InvalidError(
                 "Markov received on_to_off = off_to_on = 0. Clients that never change have no one "
                 "stationary distribution to start from; use Bernoulli with probabilities 0 and 1."
             )
@@ -170,7 +171,7 @@ class Cyclic:
     def __post_init__(self) -> None:
         profile = probabilities("profile", self.profile)
         if profile.ndim == 0 or len(profile) == 0:
-            raise ValueError(f"profile must list a probability per round, got {self.profile}.")
+            raise InvalidError(f"profile must list a probability per round, got {self.profile}.")
 
     def online(self, seed: int, round: int, num_clients: int) -> Tensor:
         """See `Availability.online`."""
@@ -209,15 +210,15 @@ class Trace:
 
     def __post_init__(self) -> None:
         if self.after_end not in ("repeat", "error"):
-            raise ValueError(f'after_end must be "repeat" or "error", got {self.after_end!r}.')
+            raise InvalidError(f'after_end must be "repeat" or "error", got {self.after_end!r}.')
         if not isinstance(self.clients, Mapping):
-            raise ValueError(
+            raise InvalidError(
                 f"A trace has the clients of each round, as in {{0: [0, 2], 1: [1]}}; clients is "
                 f"a {type(self.clients).__name__}. Trace.from_csv reads one from a file."
             )
         rounds = list(self.clients)
         if not rounds or not all(isinstance(t, int) and t >= 0 for t in rounds):
-            raise ValueError(f"A trace needs rounds 0, 1, ..., got {rounds}.")
+            raise InvalidError(f"A trace needs rounds 0, 1, ..., got {rounds}.")
 
     @classmethod
     def from_csv(
@@ -242,14 +243,14 @@ class Trace:
         try:
             lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeError) as error:
-            raise ValueError(f"Cannot read the availability trace {file}: {error}.") from error
+            raise InvalidError(f"Cannot read the availability trace {file}: {error}.") from error
         lines += [""] * (2 - len(lines))  # a file too short is refused at the line it lacks
         clients: dict[int, list[int]] = {}
         for number, line in enumerate(lines, start=1):
             pattern = "round, ?client" if number == 1 else "([0-9]{1,18}), ?([0-9]{0,18})"
             fields = re.fullmatch(pattern, line.strip())
             if fields is None:
-                raise ValueError(
+                raise InvalidError(
                     f"Cannot read line {number} of the availability trace {file}: {line!r}. "
                     "Expected the header `round,client`, then on each line a round and a client "
                     "that was online, both counted from 0, for example `0,17`."
@@ -279,7 +280,7 @@ class Trace:
         """See `Availability.online`; a trace has no use for the seed."""
         check_round(round)
         if round >= self.num_rounds and self.after_end == "error":
-            raise ValueError(
+            raise InvalidError(
                 f"Round {round} lies beyond the availability trace, which has {self.num_rounds} "
                 'rounds. Run fewer rounds, or start the trace again with after_end="repeat".'
             )
@@ -290,7 +291,7 @@ class Trace:
     def _checked(self, given: Sequence[int] | Tensor, round: int, num_clients: int) -> Tensor:
         clients = torch.as_tensor(given, dtype=torch.int64)
         if ((clients < 0) | (clients >= num_clients)).any():
-            raise ValueError(
+            raise InvalidError(
                 f"The availability trace has clients {int(clients.min())} to {int(clients.max())} "
                 f"in round {round}, but this federation has 0 to {num_clients - 1}. "
                 "Number the trace's clients from 0, or raise num_clients."
@@ -314,7 +315,7 @@ def probabilities(name: str, value: Probability, num_clients: int | None = None)
     """
     p = per_client(name, value, num_clients)
     if not ((p >= 0) & (p <= 1)).all():  # false for NaN too
-        raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
+        raise InvalidError(f"{name} must lie between 0 and 1, got {value}.")
     return p
 
 
@@ -334,10 +335,10 @@ def per_client(name: str, value: Probability, num_clients: int | None = None) ->
     """
     numbers = tensors.as_tensor(name, value)
     if numbers.dtype == torch.bool:
-        raise ValueError(f"{name} must be numbers, not {value}; 1 for yes, 0 for no.")
+        raise InvalidError(f"{name} must be numbers, not {value}; 1 for yes, 0 for no.")
     numbers = numbers.double()
     if numbers.ndim > 1 or (num_clients is not None and numbers.shape not in ((), (num_clients,))):
-        raise ValueError(
+        raise InvalidError(
             f"{name} has shape {tuple(numbers.shape)}, which fits no federation of "
             f"{num_clients or 'N'} clients. Give one number for all clients, or one for each."
         )
@@ -354,7 +355,7 @@ def check_round(round: int) -> None:
         ValueError: It is negative.
     """
     if round < 0:
-        raise ValueError(f"Rounds count from 0, got round {round}.")
+        raise InvalidError(f"Rounds count from 0, got round {round}.")
 
 
 def _uniforms(seed: int, round: int, num_clients: int) -> Tensor:  # (N,) float64 in [0, 1)

@@ -16,6 +16,7 @@ from pydantic import SkipValidation
 from torch import Tensor
 
 from fedvarp.clients.availability import Availability, Probability, per_client, probabilities
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 
 Weights = Annotated[Sequence[float] | Tensor | None, SkipValidation]
@@ -113,7 +114,7 @@ def check_cohorts(
             up for its dropouts never answers.
     """
     if clients_per_round > num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"Cannot choose {clients_per_round} of {num_clients} clients without replacement. "
             f"Set clients_per_round between 1 and {num_clients}."
         )
@@ -122,9 +123,9 @@ def check_cohorts(
         return
     p = per_client("objective", objective, num_clients)
     if not (p >= 0).all() or p.sum().isinf() or not p.any():
-        raise ValueError(f"objective must be finite, not negative and not all zero, got {p}.")
+        raise InvalidError(f"objective must be finite, not negative and not all zero, got {p}.")
     if bool((silent & (p > 0)).any()):
-        raise ValueError(
+        raise InvalidError(
             "A client that counts in the objective must be heard at times, or no weights can make "
             "the result unbiased: make its dropout less than 1, or its weight zero."
         )
@@ -151,7 +152,7 @@ def online_clients(
         return torch.arange(num_clients)
     online = availability.online(seed, round, num_clients)
     if online.dtype != torch.bool or online.shape != (num_clients,):
-        raise ValueError(
+        raise InvalidError(
             f"{type(availability).__name__}.online returned {online.dtype} of shape "
             f"{tuple(online.shape)}. Return one bool per client, here ({num_clients},)."
         )

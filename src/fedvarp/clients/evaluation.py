@@ -17,6 +17,7 @@ from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.metrics import Metric, MetricError, measure
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 
@@ -263,7 +264,7 @@ def _num_right(outputs: object, targets: Tensor) -> Tensor:
     kind = f"a {type(outputs).__name__}"
     if isinstance(outputs, Tensor):
         kind = f"outputs of shape {tuple(outputs.shape)}"
-    raise ValueError(
+    raise InvalidError(
         f"The model gives {kind} for targets of shape {tuple(targets.shape)}: accuracy needs one "
         f"number for each class, along dimension 1. Leave num_classes out of the data set if its "
         f"targets are not classes."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from pydantic import BeforeValidator, model_validator
 
 from fedvarp.clients.schedules import Constant, ScheduleSetting
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count, Decay, Momentum, NotNegative, Positive, Rate
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
@@ -85,7 +86,7 @@ class LocalSGD(Section):
     @model_validator(mode="after")
     def _epochs_or_steps(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give one of epochs and steps")
+            raise InvalidError("give one of epochs and steps")
         return self
 
     @model_validator(mode="after")
@@ -94,12 +95,12 @@ class LocalSGD(Section):
             return self
         name = self.optimizer.name
         if self.momentum:
-            raise ValueError(
+            raise InvalidError(
                 f"momentum = {self.momentum:g} is that of plain SGD; optimizer = {name!r} has "
                 f"settings of its own"
             )
         if self.normalise_steps:
-            raise ValueError(
+            raise InvalidError(
                 f"normalise_steps = true divides updates by how many gradients they add up, which "
                 f"those of optimizer = {name!r} do not; leave one of the two out"
             )

@@ -15,6 +15,7 @@ from fedvarp.clients.local_optimizer import make_optimizer
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.memory_layout import gathered, laid_out
 from fedvarp.data.federated_dataset import Augmentation, Examples, FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import shuffles, stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.tables.largest_entries import LargestEntries
@@ -225,7 +226,7 @@ def mean_steps(local_sgd: LocalSGD, dataset: FederatedDataset) -> float:
     if local_sgd.steps is not None:
         return local_sgd.num_gradients(local_sgd.steps)
     if dataset.num_examples is None:
-        raise ValueError(
+        raise InvalidError(
             "normalise_steps steps the server by the mean number of local steps over all clients, "
             "which follows from the sizes of their data. Give FederatedDataset(num_examples=…), or "
             "the same number of steps to every client: LocalSGD(steps=…)."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from fedvarp.errors import FedvarpError
+from fedvarp.errors import FedvarpError, InvalidError
 from fedvarp.settings.names import Registry
 from fedvarp.settings.problems import shown
 
@@ -94,20 +94,20 @@ def _checked(given: Any) -> Any:
     if given is None:
         return None
     if not isinstance(given, Mapping) or not given:
-        raise ValueError(
+        raise InvalidError(
             f"= {shown(given)} should be functions by name, such as "
             f'{{"auc": my_auc}}; in a file, {{auc = "my_package:auc"}}'
         )
     for name, metric in given.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:
-            raise ValueError(
+            raise InvalidError(
                 f"has a metric called {name!r}: a name has letters, digits and underscores, and is "
                 f"neither of {' and '.join(_TAKEN)}, which every evaluation has"
             )
         if isinstance(metric, str):
             _refuse_unknown(name, metric)
         elif not callable(metric) or isinstance(metric, type):
-            raise ValueError(
+            raise InvalidError(
                 f"has {name} = {shown(metric)}, which is no function of outputs and targets, nor "
                 f'the import path of one, such as "my_package:auc"'
             )
@@ -116,7 +116,7 @@ def _checked(given: Any) -> Any:
 
 def _refuse_unknown(name: str, path: str) -> None:
     if path not in OWN_METRICS and ":" not in path:
-        raise ValueError(
+        raise InvalidError(
             f"has {name} = {path!r}, which is no import path: write package.module:function, of a "
             f"module that is installed or lies in the folder you are in"
         )

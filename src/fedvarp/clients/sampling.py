@@ -25,6 +25,7 @@ from fedvarp.clients.cohorts import (
     online_clients,
 )
 from fedvarp.clients.draws import inclusion_lengths, random_subset, systematic_sample
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -123,11 +124,11 @@ class WeightedSampler:
         sizes, objective, dropout = self._columns()
         for name, column in (("sizes", sizes), ("objective", objective)):
             if not (column >= 0).all() or column.sum().isinf():
-                raise ValueError(f"{name} must be finite and not negative, got {column}.")
+                raise InvalidError(f"{name} must be finite and not negative, got {column}.")
         wrong = ((sizes > 0) != (objective > 0)) | ((sizes > 0) & (dropout == 1))
         if wrong.any():
             i = int(wrong.nonzero()[0])
-            raise ValueError(
+            raise InvalidError(
                 f"WeightedSampler received for client {i} size {sizes[i]:g}, objective weight "
                 f"{objective[i]:g} and dropout {dropout[i]:g}. A client that counts in the "
                 "objective must be heard at times, or no weights can make the result unbiased; one "

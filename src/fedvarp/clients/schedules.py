@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 from pydantic import BeforeValidator, PlainSerializer
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count, Decay
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
@@ -75,7 +76,7 @@ def _made(given: Any) -> Any:
             return kind.model_validate(choice.options)
         return kind(**choice.options) if isinstance(kind, type) else kind
     if not callable(given):
-        raise ValueError(f"= {given!r} is no schedule: a function of the round, or a name")
+        raise InvalidError(f"= {given!r} is no schedule: a function of the round, or a name")
     return given
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss, batches
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 
 
@@ -33,7 +34,7 @@ def refuse_untrainable(
         ValueError: The output or the loss cannot be computed, or is nothing to descend.
     """
     if isinstance(loss, type):
-        raise ValueError(
+        raise InvalidError(
             f"loss={loss.__name__} is a class: calling it with outputs and targets would make an "
             f"object, not compute a loss. Give an object of it: loss={loss.__name__}()."
         )
@@ -49,7 +50,7 @@ def refuse_untrainable(
         try:
             output = model(x)
         except Exception as error:
-            raise ValueError(
+            raise InvalidError(
                 f"model={type(model).__name__} cannot compute an output for examples of client 0, "
                 f"{_kind(x)}: {_said(error)} Does the model take examples of this shape and type?"
             ) from error
@@ -57,7 +58,7 @@ def refuse_untrainable(
         try:
             value = loss(output, y)
         except Exception as error:
-            raise ValueError(
+            raise InvalidError(
                 f"loss={_name(loss)} cannot be computed from the model's output, {_kind(output)}, "
                 f"and the targets, {_kind(y)}: {_said(error)} Is this the loss for such targets?"
             ) from error
@@ -77,7 +78,7 @@ def _refuse_narrow(output: object, targets: Tensor, num_classes: int | None) -> 
     if num_classes is None or not isinstance(output, Tensor) or output.ndim != targets.ndim + 1:
         return  # accuracy says of itself what it needs, and a loss may want any other shape
     if output.shape[2:] == targets.shape[1:] and output.shape[1] < num_classes:
-        raise ValueError(
+        raise InvalidError(
             f"The model has {output.shape[1]} outputs, and the data set num_classes={num_classes}: "
             f"give the model's last layer a number for each class, or leave num_classes out of the "
             f"data set."
@@ -86,17 +87,17 @@ def _refuse_narrow(output: object, targets: Tensor, num_classes: int | None) -> 
 
 def _refuse_no_loss(value: object, name: str) -> None:
     if not isinstance(value, Tensor):
-        raise ValueError(
+        raise InvalidError(
             f"loss={name} gives a {type(value).__name__}: it must give a tensor, of which "
             f"gradients can be taken. Leave out .item() or float()."
         )
     if value.ndim != 0:
-        raise ValueError(
+        raise InvalidError(
             f"loss={name} gives numbers of shape {tuple(value.shape)}: it must give one, the mean "
             f'over the batch. Use reduction="mean", or .mean() at its end.'
         )
     if not value.requires_grad:
-        raise ValueError(
+        raise InvalidError(
             f"loss={name} gives a number that no gradient leads back from to the model: .detach(), "
             f".argmax(), .item() or torch.no_grad() in the loss or the model cut it off."
         )

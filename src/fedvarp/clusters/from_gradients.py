@@ -16,6 +16,7 @@ from fedvarp.clients.local_training import Loss
 from fedvarp.clusters.k_means import k_means
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -64,7 +65,7 @@ def by_gradients(
         ValueError: If there are fewer clients than clusters, or no clusters.
     """
     if num_clusters > dataset.num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"{dataset.num_clients} clients cannot form {num_clusters} clusters: choose from 1 to "
             f"{dataset.num_clients}."
         )

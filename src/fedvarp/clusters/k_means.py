@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clusters.known_groups import by_metadata
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Seed
 from fedvarp.settings.checked import checked
@@ -39,7 +40,7 @@ def k_means(points: Tensor, num_clusters: Count, seed: Seed = 0) -> Tensor:
     """
     n, K = len(points), num_clusters
     if n < K:
-        raise ValueError(f"{n} clients cannot form {K} clusters: choose from 1 to {n}.")
+        raise InvalidError(f"{n} clients cannot form {K} clusters: choose from 1 to {n}.")
     if n == K:
         return torch.arange(n)
     points = points.double()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError
 
 
 def by_metadata(values: Sequence[Hashable] | Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def by_labels(dataset: FederatedDataset) -> Tensor:
         ValueError: If the targets of the data set are no classes.
     """
     if dataset.num_classes is None:
-        raise ValueError(
+        raise InvalidError(
             "This data set has no classes (num_classes), so its clients cannot be grouped by "
             'labels. Clusters called "auto:K" are found from gradients instead.'
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedvarp.errors import InvalidError
 from fedvarp.tables.settings import CLUSTERS_PATTERN
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def clusters_by_name(
     """
     is_auto = isinstance(name, str) and name.startswith("auto:")
     if every is not None and (every < 1 or not is_auto):
-        raise ValueError(
+        raise InvalidError(
             f'recluster_every={every}: it takes 1 round or more, and goes with "auto:K"; clusters '
             f"that are given never change."
         )
@@ -75,7 +76,7 @@ def clusters_by_name(
 
         return ClusterPlan(torch.as_tensor(name))
     if not re.match(CLUSTERS_PATTERN, name):
-        raise ValueError(
+        raise InvalidError(
             f'No clusters are called {name!r}; there are "own", "labels", "auto:K" and '
             f'"auto:K:updates" with a number K.'
         )
@@ -86,7 +87,7 @@ def clusters_by_name(
     _, K, *of = name.split(":")
     num_clusters = int(K)
     if num_clusters > dataset.num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"{dataset.num_clients} clients cannot form {num_clusters} clusters: choose K from 1 "
             f"to {dataset.num_clients}."
         )

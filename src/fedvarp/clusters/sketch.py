@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 
 DEFAULT_SIZE: Final = 1024
@@ -42,7 +43,7 @@ class Sketch:
 
     def __init__(self, dim: int, size: int, seed: int, device: torch.device | str = "cpu") -> None:
         if size < 1:
-            raise ValueError(f"A sketch needs at least one number, not {size}.")
+            raise InvalidError(f"A sketch needs at least one number, not {size}.")
         self.size = min(dim, size)
         self.is_exact = dim <= size
         self._place = self._sign = torch.empty(0)

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock
 
 from fedvarp.data.federated_dataset import DataError
+from fedvarp.errors import InvalidError
 from fedvarp.version import __version__
 
 Verify = Callable[[Path], None]  # raises DataError if the file is not what was wanted
@@ -114,7 +115,7 @@ def fetch(
         ValueError: The address is none of http or https.
     """
     if urlsplit(url).scheme not in ("https", "http"):
-        raise ValueError(f"{url!r} is not an http or https address.")
+        raise InvalidError(f"{url!r} is not an http or https address.")
     if target.exists() and _is_right(target, verify):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

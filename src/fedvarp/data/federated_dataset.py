@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, SkipValidation
 from torch import Tensor
 
-from fedvarp.errors import FedvarpError
+from fedvarp.errors import FedvarpError, InvalidError, InvalidTypeError, UnknownClientError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables import tensors
@@ -84,12 +84,12 @@ class FederatedDataset:
         for name, value in as_tensors.items():
             object.__setattr__(self, name, value)
         if len(self.client_names) != self.num_clients:
-            raise ValueError(
+            raise InvalidError(
                 f"{len(self.client_names)} client_names for {self.num_clients} clients. "
                 "Give one name a client, or leave them out to have them numbered."
             )
         if self.cluster_names is not None and len(self.cluster_names) != self.num_clusters:
-            raise ValueError(
+            raise InvalidError(
                 f"{len(self.cluster_names)} cluster_names for "
                 f"{self.num_clusters or 'no'} clusters. Give one for each number in cluster_of."
             )
@@ -116,9 +116,11 @@ class FederatedDataset:
         try:
             i = operator.index(i)
         except TypeError:
-            raise TypeError(f"A client is a whole number, not {i!r}: {self._known}") from None
+            raise InvalidTypeError(
+                f"A client is a whole number, not {i!r}: {self._known}"
+            ) from None
         if not 0 <= i < self.num_clients:
-            raise IndexError(f"There is no client {i}: {self._known}")
+            raise UnknownClientError(f"There is no client {i}: {self._known}")
         return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
 
     def gathered(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]] | None:
@@ -140,7 +142,7 @@ class FederatedDataset:
             return None
         for i in (min(clients), max(clients)):
             if not 0 <= i < self.num_clients:
-                raise IndexError(f"There is no client {i}: {self._known}")
+                raise UnknownClientError(f"There is no client {i}: {self._known}")
         x, y, lengths = several(clients)
         return *_as_examples((x, y), "A cohort"), lengths
 
@@ -221,7 +223,7 @@ def _as_counts(given: Any, num_clients: int) -> Tensor | None:
     empty = (num_examples < 1).nonzero().flatten().tolist()
     if empty:
         named = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-        raise ValueError(
+        raise InvalidError(
             f"{len(empty)} of {len(num_examples)} clients have no examples: {named}. A client "
             "without data has no update to send. Leave these clients out and number the rest from "
             "0, or split the data over fewer clients."
@@ -235,7 +237,7 @@ def _as_clusters(given: Any, num_clients: int) -> Tensor | None:
     cluster_of = tensors.whole_numbers("cluster_of", given, num_clients)
     used = sorted(set(cluster_of.tolist()))
     if used != list(range(len(used))):
-        raise ValueError(
+        raise InvalidError(
             f"cluster_of uses {len(used)} numbers from {used[0]} to {used[-1]}; clusters "
             "are numbered 0 to K-1 with every number used. "
             "torch.unique(cluster_of, return_inverse=True)[1] renumbers them so."

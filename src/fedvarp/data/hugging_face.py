@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedvarp.data.federated_dataset import DataError, Examples, FederatedDataset
 from fedvarp.data.own_data import About
+from fedvarp.errors import InvalidError
 
 if TYPE_CHECKING:
     import datasets
@@ -71,14 +72,14 @@ class _Columns:
     def check(self, dataset: datasets.Dataset, whose: str) -> None:
         columns = getattr(dataset, "column_names", None)
         if not isinstance(columns, list) or not hasattr(dataset, "__len__"):
-            raise ValueError(
+            raise InvalidError(
                 f"{whose} is a {type(dataset).__name__}, not a datasets.Dataset with a length. A "
                 "DatasetDict needs one split picked from it; an IterableDataset must be read into "
                 "a Dataset first."
             )
         missing = [name for name in (*self.feature_columns, self.label) if name not in columns]
         if missing:
-            raise ValueError(
+            raise InvalidError(
                 f"{whose} has no column {missing[0]!r}; its columns are {columns}. Pass the right "
                 "names as features= and label=."
             )

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.settings.checked import checked
 from fedvarp.tables import tensors
 
@@ -101,7 +102,7 @@ def from_partition(
         ValueError: x and y do not pair up, or a client is given rows that do not exist, or none.
     """
     if len(x) != len(y):
-        raise ValueError(f"{len(x)} inputs x but {len(y)} targets y: they must pair up.")
+        raise InvalidError(f"{len(x)} inputs x but {len(y)} targets y: they must pair up.")
     rows = _IndexLists.checked(partition, len(y))
     return FederatedDataset(
         load=_Rows(x, y, rows, prepare),
@@ -194,7 +195,7 @@ class _IndexLists:
         outside = ((flat < 0) | (flat >= size)).nonzero().flatten()
         if len(outside):
             client = int(torch.searchsorted(lengths.cumsum(0), outside[0], right=True))
-            raise ValueError(
+            raise InvalidError(
                 f"Client {client} is given example {int(flat[outside[0]])}, but the data set has "
                 f"{size}, numbered 0 to {size - 1}. Was the partition made for another one?"
             )

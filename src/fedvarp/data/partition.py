@@ -21,6 +21,7 @@ import torch
 from pydantic import BeforeValidator, Field, InstanceOf
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, Positive, Seed
 from fedvarp.settings.checked import checked
@@ -75,7 +76,7 @@ def shards(
     _check_counts(labels, num_clients)
     num_shards = num_clients * shards_per_client
     if len(labels) % num_shards:
-        raise ValueError(_indivisible(len(labels), num_clients, shards_per_client))
+        raise InvalidError(_indivisible(len(labels), num_clients, shards_per_client))
     by_label = labels.argsort(stable=True).view(num_shards, -1)  # (shards, examples)
     dealt = torch.randperm(num_shards, generator=stream(seed, "shards"))
     return list(by_label[dealt].view(num_clients, -1))
@@ -204,7 +205,7 @@ def split(
         ("alpha", alpha, ALPHA, "dirichlet"),
     ):
         if value != default and how != user:  # a default is no choice
-            raise ValueError(
+            raise InvalidError(
                 f'{name} = {value} has no effect with partition = "{how}": leave it out, or choose '
                 f'partition = "{user}", which uses it.'
             )
@@ -246,7 +247,7 @@ def _draw_counts(
 
 def _check_counts(labels: Tensor, num_clients: int) -> None:
     if num_clients > len(labels):
-        raise ValueError(
+        raise InvalidError(
             f"{len(labels)} examples cannot be split over {num_clients} clients: every client "
             f"needs at least one example. Choose 1 to {len(labels)} clients."
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedvarp.data.federated_dataset import DataError, Examples, FederatedDataset
 from fedvarp.data.locate import data_root, first_existing
 from fedvarp.data.shakespeare_text import Role, check_edition, parse_plays, read_text, roles_of
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 
@@ -105,7 +106,7 @@ def federated_roles(
     too_short = (num_train < 1).nonzero().flatten().tolist()
     if too_short:
         role = roles[too_short[0]]
-        raise ValueError(
+        raise InvalidError(
             f"{len(too_short)} roles are too short for a training window of {window}, for instance "
             f"{role.name} in {role.play} with {len(role.text)} characters. Raise min_characters "
             "or train_fraction, or lower window."
@@ -165,7 +166,7 @@ class TextWindows:
         ends = self.starts + windows
         kept = begins < ends
         if not kept.any():
-            raise ValueError(
+            raise InvalidError(
                 f"No role has a test window left after training and a gap of {self.window - 1}. "
                 "Lower train_fraction, or set it to 1 to do without a test set."
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.data.own_data import from_tensors
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.settings.bounds import Count, NotNegative, Positive, Seed
 from fedvarp.settings.checked import checked
@@ -58,7 +59,7 @@ class Quadratics(FederatedDataset):
         """
         n = len(self.client(0)[0])  # all clients are of one size
         if not 1 <= batch_size <= n:
-            raise ValueError(f"batch_size={batch_size}: the clients have {n} examples each.")
+            raise InvalidError(f"batch_size={batch_size}: the clients have {n} examples each.")
         return self.sigma2 / batch_size * (n - batch_size) / max(n - 1, 1)
 
     def suboptimality(self, w: Tensor) -> float:
@@ -119,7 +120,7 @@ def quadratics(
         num_clients, num_clusters, sigma2, sigma_g2, sigma_K2, examples_per_client
     )
     if strong_convexity > smoothness:
-        raise ValueError(
+        raise InvalidError(
             f"strong_convexity={strong_convexity} is the smallest curvature and cannot exceed the "
             f"largest, smoothness={smoothness}."
         )
@@ -240,24 +241,24 @@ def _check_quadratics(
 ) -> int:
     """The number of clients in a cluster, if such a problem exists."""
     if num_clients % num_clusters:
-        raise ValueError(
+        raise InvalidError(
             f"{num_clients} clients do not form {num_clusters} clusters of one size. Choose "
             "num_clients as a multiple of num_clusters."
         )
     if sigma_K2 > sigma_g2:
-        raise ValueError(
+        raise InvalidError(
             f"sigma_K2={sigma_K2} exceeds sigma_g2={sigma_g2}: clients differ no more within "
             "clusters than over all."
         )
     clients_per_cluster = num_clients // num_clusters
     if clients_per_cluster == 1 and sigma_K2 > 0:
-        raise ValueError(f"Clusters of one client have sigma_K2 = 0, not {sigma_K2}.")
+        raise InvalidError(f"Clusters of one client have sigma_K2 = 0, not {sigma_K2}.")
     if num_clusters == 1 and sigma_K2 != sigma_g2:
-        raise ValueError(
+        raise InvalidError(
             f"With one cluster sigma_K2 is sigma_g2, but {sigma_K2} and {sigma_g2} were asked for."
         )
     if sigma2 > 0 and examples_per_client < 2:
-        raise ValueError(
+        raise InvalidError(
             f"examples_per_client={examples_per_client}: gradient noise (sigma2={sigma2}) comes "
             "from examples that differ, so at least two are needed, or sigma2=0."
         )

@@ -11,6 +11,7 @@ from fedvarp.analysis.units import in_bytes
 from fedvarp.diagnosis.advice_on_steps import advise_on_steps
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.wording import WORDS, against, percent, shares
+from fedvarp.errors import InvalidError
 from fedvarp.settings.checked import checked
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.measurements import CurvePoint
@@ -64,9 +65,9 @@ def refuse_wishes(keep: float, memory_budget: float | None) -> None:
         ValueError: For a share that cannot be kept, or for no memory.
     """
     if not 0 < keep <= 1:
-        raise ValueError(f"keep={keep} must be above 0 and at most 1, as in 0.8.")
+        raise InvalidError(f"keep={keep} must be above 0 and at most 1, as in 0.8.")
     if memory_budget is not None and not memory_budget > 0:
-        raise ValueError(f"A table of {memory_budget:g} bytes holds nothing: give more than 0.")
+        raise InvalidError(f"A table of {memory_budget:g} bytes holds nothing: give more than 0.")
 
 
 def _of_the_bound(found: Diagnosis) -> str:

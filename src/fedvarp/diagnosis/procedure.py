@@ -19,6 +19,7 @@ from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.diagnosis.remedies import HALF_RATE, TWICE_THE_BATCH
 from fedvarp.diagnosis.result import Diagnosis
 from fedvarp.diagnosis.snapshot import Snapshot, of_first_model, of_last_checkpoint, row_of
+from fedvarp.errors import InvalidError
 from fedvarp.experiments.build import DataFolder, Experiment, build
 from fedvarp.experiments.files import load_settings, settings_of_run
 from fedvarp.experiments.settings import Settings
@@ -106,7 +107,7 @@ def _at(
         track=track,
     )
     if measured.smoothness.value == 0:
-        raise ValueError(
+        raise InvalidError(
             "The gradient is the same at every w near this one: L = 0, and the theorems have "
             "nothing to say."
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fedvarp.errors import InvalidError
 from fedvarp.experiments.settings import Settings
 from fedvarp.tables.codecs import codec_named
 from fedvarp.theory.bounds import ErrorTerms, error_terms
@@ -118,7 +119,7 @@ class Diagnosis:
     @property
     def _trained(self) -> MeasuredUpdates:
         if self.updates is None:
-            raise ValueError("No client was trained: there is no error of a step to speak of.")
+            raise InvalidError("No client was trained: there is no error of a step to speak of.")
         return self.updates
 
     def _errors(self, spread: UpdateSpread, algorithm: str) -> StepErrors:

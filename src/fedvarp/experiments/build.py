@@ -30,6 +30,7 @@ from fedvarp.clients.stratified_sampling import StratifiedSampler
 from fedvarp.clusters.names import clusters_by_name
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.data.locate import DATA_VARIABLE, MissingDataError
+from fedvarp.errors import InvalidError
 from fedvarp.experiments.settings import (
     AVAILABILITIES,
     DATASETS,
@@ -209,13 +210,13 @@ def _sampler(settings: Settings, dataset: FederatedDataset) -> ClientSampler:
 def _strata(settings: Settings, dataset: FederatedDataset) -> Tensor:  # (N,) int64
     plan = clusters_by_name(settings.table.clusters, settings.table.recluster_every, dataset)
     if plan.num_auto is not None:
-        raise ValueError(
+        raise InvalidError(
             f'sampling.scheme = "stratified" needs clusters that are known before the first round, '
             f'and table.clusters = "{settings.table.clusters}" are found later, in training. "own" '
             f'and "labels" are known.'
         )
     if plan.at_first is None:
-        raise ValueError(
+        raise InvalidError(
             'sampling.scheme = "stratified" takes from each cluster its share, and this data set '
             'has no clusters of its own. table.clusters = "labels" makes some by labels.'
         )
@@ -224,7 +225,7 @@ def _strata(settings: Settings, dataset: FederatedDataset) -> Tensor:  # (N,) in
 
 def _sizes(dataset: FederatedDataset) -> Tensor:  # (N,) float64
     if dataset.num_examples is None:
-        raise ValueError(
+        raise InvalidError(
             "This data set does not know how many examples each client has (num_examples), so "
             'clients cannot be weighed by them: sampling.scheme and sampling.objective must be "'
             'uniform" and "equal".'

@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails
 from fedvarp.algorithms.names import algorithm_text, but_defaults
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.metrics import OWN_METRICS
+from fedvarp.errors import InvalidError
 from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.settings.bounds import Count, Decay, Positive, Seed
 from fedvarp.settings.names import Choice, Registry
@@ -117,7 +118,9 @@ class Sampling(Section):
     @model_validator(mode="after")
     def _share_of_importance(self) -> Self:
         if self.uniform_share is not None and self.scheme != "importance":
-            raise ValueError(f'uniform_share goes with scheme = "importance", not "{self.scheme}"')
+            raise InvalidError(
+                f'uniform_share goes with scheme = "importance", not "{self.scheme}"'
+            )
         return self
 
 
@@ -180,7 +183,7 @@ class Settings(Section):
     def _model_reads_data(self) -> Self:
         fitting = MODELS_FOR.get(self.data.name, ())
         if self.model.name in MODELS and fitting and self.model.name not in fitting:
-            raise ValueError(
+            raise InvalidError(
                 f'model = "{self.model.name}" cannot read data = "{self.data.name}", which goes '
                 f"with {' or '.join(fitting)}"
             )
@@ -243,5 +246,5 @@ def _check_optimizer(choice: Choice) -> None:
 
 def _without_slash(name: str) -> str:
     if not name or "/" in name or "\\" in name:
-        raise ValueError(f"= {name!r} becomes part of a directory's name and may hold no slash")
+        raise InvalidError(f"= {name!r} becomes part of a directory's name and may hold no slash")
     return name

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from fedvarp.errors import wants_tracebacks
+from fedvarp.errors import InvalidError, wants_tracebacks
 from fedvarp.experiments.sweep_worker import SWEEP_IS_DEAD
 from fedvarp.processes import CORES_VARIABLE, signal_when_orphaned, usable_cores, who_is_watched
 
@@ -75,7 +75,7 @@ def make_engine(
     at_once = jobs or usable_cores()
     if name == "local":
         if address is not None:
-            raise ValueError(f"--address {address} is Ray's: add --engine ray.")
+            raise InvalidError(f"--address {address} is Ray's: add --engine ray.")
         return LocalEngine(at_once, data_dir)
     from fedvarp.experiments.sweep_on_ray import RayEngine
 

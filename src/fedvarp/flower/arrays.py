@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.constant import SType
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import Slot
 from fedvarp.tables.blocks import blocks
 
@@ -84,7 +85,7 @@ class Layout:
                 slot, start = Slot(name, shape, start, stop), stop
             arrays.append(NamedArray(name, shape, array.dtype, slot))
         if start == 0:
-            raise ValueError(
+            raise InvalidError(
                 "The initial arrays hold no floating-point number: there is nothing to train. "
                 "Pass ArrayRecord(model.state_dict())."
             )

@@ -15,6 +15,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from fedvarp.errors import InvalidError
+
 NUM_EXAMPLES: Final = "num-examples"
 """How many examples a client trained on; every reply must have it."""
 NUM_STEPS: Final = "num-steps"
@@ -169,7 +171,7 @@ def _refuse_other_than_sgd(optimizer: torch.optim.Optimizer) -> None:
         group["dampening"] or group["nesterov"] for group in optimizer.param_groups
     )
     if not plain:
-        raise ValueError(
+        raise InvalidError(
             f"LocalSteps: the server's algorithm (SCAFFOLD, or normalise_steps=True) takes updates "
             f"for sums of gradients, and those of {type(optimizer).__name__} are none. Use "
             f"torch.optim.SGD without dampening and nesterov, or an algorithm such as FedVARP."

@@ -26,6 +26,7 @@ from fedvarp.clients.importance_sampling import UNIFORM_SHARE, ImportanceSampler
 from fedvarp.clients.round_robin import RoundRobinSampler
 from fedvarp.clients.sampling import UniformSampler
 from fedvarp.clients.stratified_sampling import StratifiedSampler
+from fedvarp.errors import InvalidError, UnknownClientError
 from fedvarp.flower.identity import Client, KnownClients, Presence
 from fedvarp.flower.names import name_of_node, name_order
 from fedvarp.randomness import stream
@@ -106,7 +107,7 @@ class Candidates(Sequence[Candidate]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         if not 0 <= place < len(self):
-            raise IndexError(place)
+            raise UnknownClientError(place)
         if place >= self._known:
             return _stranger(self._presence.strangers[place - self._known])
         return self._candidate(self._known_at(place))
@@ -259,7 +260,7 @@ def selected_cohort(among: Sequence[Candidate], round: int, select: Select) -> l
     online = {client.name: client for client in _online(among)}
     chosen = [str(name) for name in select(round, list(online))]
     if strange := [name for name in chosen if name not in online]:
-        raise ValueError(
+        raise InvalidError(
             f"select() chose {strange[0]!r} for round {round}, which is not among the clients "
             f"online that it was given. It must return some of these names."
         )

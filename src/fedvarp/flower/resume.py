@@ -13,6 +13,7 @@ from flwr.supercore import log
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
+from fedvarp.errors import InvalidError
 from fedvarp.flower.arrays import Layout
 from fedvarp.flower.identity import Client, KnownClients, Presence
 from fedvarp.flower.ledger import Ledger
@@ -312,7 +313,7 @@ def _aggregator(
     made = make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
     weighted = settings.sampling == "importance" or settings.weighting != "uniform"
     if made.needs_equal_weights and weighted:
-        raise ValueError(
+        raise InvalidError(
             f"{type(settings).__name__} counts all clients of a cohort the same: neither "
             f'sampling="importance" nor weighting="examples" goes with it.'
         )

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.errors import InvalidError
 from fedvarp.flower.identity import Client, Presence
 from fedvarp.flower.ledger import Ledger
 from fedvarp.flower.reception import Outcome, Reception
@@ -83,7 +84,9 @@ class TrainingRounds:
         layout.check(arrays)
         w, buffers = layout.vector(arrays), layout.read_buffers(arrays)
         if not bool(w.isfinite().all()):
-            raise ValueError("The model to be sent holds NaN or infinity. Somebody has changed it.")
+            raise InvalidError(
+                "The model to be sent holds NaN or infinity. Somebody has changed it."
+            )
         self.server.w.copy_(w)
         self.buffers = buffers
 

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 from pydantic import Field
 
 from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.errors import InvalidError
 from fedvarp.flower.cohort import Candidate, Sampling, Select, WhenOffline
 from fedvarp.flower.replies import RefusedReplyError
 from fedvarp.flower.reporting import MetricsAggregator
@@ -156,35 +157,35 @@ class StrategySettings:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.sampling == "importance" and self.weighting != "uniform":
-            raise ValueError(
+            raise InvalidError(
                 f'{type(self).__name__}: sampling="importance" has weights of its own, for clients '
                 f"that all count the same; weighting={self.weighting!r} does not go with it. Give "
                 f'weighting="uniform".'
             )
         if self.uniform_share is not None and self.sampling != "importance":
-            raise ValueError(f'{type(self).__name__}: uniform_share goes with "importance".')
+            raise InvalidError(f'{type(self).__name__}: uniform_share goes with "importance".')
         clustered = self.strata is not None or self.cluster_source is not None
         if self.sampling == "stratified" and not clustered:
-            raise ValueError(
+            raise InvalidError(
                 f'{type(self).__name__}: sampling="stratified" needs the cluster of each client: '
                 f"give strata={{name: cluster}}, or a function of the name."
             )
         if self.strata is not None and self.sampling != "stratified":
-            raise ValueError(f'{type(self).__name__}: strata go with sampling="stratified".')
+            raise InvalidError(f'{type(self).__name__}: strata go with sampling="stratified".')
         codec_named(self.codec)
         if self.where == "disk" and self.checkpoint is None:
-            raise ValueError(
+            raise InvalidError(
                 f"{type(self).__name__}: where='disk' needs a folder for the rows; give "
                 f"checkpoint='some/folder'."
             )
         if isinstance(self.server_optimizer, ServerOptimizer) and self.server_lr is not None:
-            raise ValueError(
+            raise InvalidError(
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
             )
         cohort = self.clients_per_round
         if self.max_rows is not None and cohort is not None and self.max_rows < cohort:
-            raise ValueError(
+            raise InvalidError(
                 f"{type(self).__name__}: max_rows={self.max_rows} is less than a cohort of "
                 f"{cohort}, whose rows must fit."
             )
@@ -193,7 +194,7 @@ class StrategySettings:
         except SettingsError as error:
             raise SettingsError(f"{type(self).__name__}: {error}") from None
         if self.clients_per_round is not None and self.min_replies > self.clients_per_round:
-            raise ValueError(
+            raise InvalidError(
                 f"{type(self).__name__}: min_replies={self.min_replies} can never be reached with "
                 f"clients_per_round={self.clients_per_round}."
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedvarp.algorithms.registry import PerLayer
+from fedvarp.errors import InvalidError
 from fedvarp.flower.rows import ClusterSource
 from fedvarp.flower.settings import Weighting
 from fedvarp.flower.strategy import ServerStrategy
@@ -194,7 +195,7 @@ class FedDyn(ServerStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.normalise_steps:
-            raise ValueError(
+            raise InvalidError(
                 "FedDyn: normalise_steps=True divides updates by the clients' steps, and FedDyn "
                 "needs the models themselves. Each client counts once in it without."
             )
@@ -222,7 +223,7 @@ class Median(FedVARP):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weighting != "uniform":
-            raise ValueError(
+            raise InvalidError(
                 f"{type(self).__name__}: a trimmed mean or median counts every client of a cohort "
                 f'the same; weighting must be "uniform".'
             )

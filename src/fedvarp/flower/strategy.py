@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
+from fedvarp.errors import InvalidError
 from fedvarp.flower.client import (
     CORRECTION_RECORD,
     NEEDS_GRADIENTS,
@@ -106,7 +107,7 @@ class ServerStrategy(StrategySettings, Strategy):
         """
         client = self.clients.named(name)
         if client is None:
-            raise ValueError(unknown_client(name, [client.name for client in self.clients]))
+            raise InvalidError(unknown_client(name, [client.name for client in self.clients]))
         self._begun.forget(client)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.checked import checked
 
 
@@ -96,7 +97,7 @@ class FlatModel:
                 or tensor.dtype != torch.float32
                 or not tensor.is_contiguous()
             ):
-                raise ValueError(
+                raise InvalidError(
                     f"The {what} is {tensor.dtype} of shape {tuple(tensor.shape)}; this model "
                     f"needs a contiguous float32 vector of {self.dim} numbers."
                 )
@@ -134,13 +135,13 @@ class FlatModel:
         """
         own = dict(self.module.named_buffers())
         if own.keys() != buffers.keys():
-            raise ValueError(
+            raise InvalidError(
                 f"The buffers {sorted(own.keys() ^ buffers.keys())} are on one side only; this "
                 f"model has {sorted(own)}."
             )
         for name, buffer in own.items():
             if buffer.shape != buffers[name].shape:
-                raise ValueError(
+                raise InvalidError(
                     f"Buffer {name!r} has shape {tuple(buffer.shape)} here, but "
                     f"{tuple(buffers[name].shape)} was given."
                 )
@@ -188,7 +189,7 @@ def average_buffers(
     """
     shares = [1.0] * len(replies) if weights is None else list(weights)
     if len(shares) != len(replies) or not sum(shares) > 0:
-        raise ValueError(f"{len(replies)} replies need as many weights, not all zero: {shares}.")
+        raise InvalidError(f"{len(replies)} replies need as many weights, not all zero: {shares}.")
     merged = {}
     for name, first in replies[0].items():
         stacked = torch.stack([reply[name] for reply in replies])
@@ -205,19 +206,19 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     trainable: dict[str, nn.Parameter] = {}
     for name, parameter in module.named_parameters():  # a tied parameter comes once
         if is_lazy(parameter):
-            raise ValueError(
+            raise InvalidError(
                 f"Parameter {name!r} has no shape yet. Run one batch through the model first."
             )
         if not parameter.requires_grad:
             continue
         if parameter.dtype != torch.float32:
-            raise ValueError(
+            raise InvalidError(
                 f"Parameter {name!r} is {parameter.dtype}; clients train in float32. Call "
                 f".float() on the model, or freeze that parameter with requires_grad_(False)."
             )
         trainable[name] = parameter
     if not trainable:
-        raise ValueError("The model has no trainable parameter: there is nothing to federate.")
+        raise InvalidError("The model has no trainable parameter: there is nothing to federate.")
     return trainable
 
 
@@ -245,7 +246,7 @@ def _refuse_batch_norm(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             groups = 2 if layer.num_features % 2 == 0 else 1
-            raise ValueError(
+            raise InvalidError(
                 f"Layer {name!r} is {type(layer).__name__}. Its statistics differ from client to "
                 f"client and their average belongs to nobody, which breaks training on "
                 f"heterogeneous clients. Use nn.GroupNorm({groups}, {layer.num_features}) in its "

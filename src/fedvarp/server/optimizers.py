@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Momentum, Positive
 from fedvarp.settings.checked import checked
 from fedvarp.tables.blocks import blocks, longest_block
@@ -49,7 +50,7 @@ class ServerOptimizer(ABC):
             ValueError: There are tensors for an optimiser that remembers nothing.
         """
         if tensors:
-            raise ValueError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
+            raise InvalidError(f"{type(self).__name__} remembers nothing, but got {list(tensors)}.")
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:

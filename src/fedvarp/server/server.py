@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
 from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.round_updates import MOST_STEPS, RoundUpdates
+from fedvarp.errors import InvalidError
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
 from fedvarp.settings.checked import checked
@@ -89,13 +90,13 @@ class Server:
     @checked
     def __init__(self, w: Tensor, aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
         if w.ndim != 1 or not w.is_floating_point() or not bool(w.isfinite().all()):
-            raise ValueError(
+            raise InvalidError(
                 f"The server's model must be one vector of finite numbers, not {w.dtype} of shape "
                 f"{tuple(w.shape)}. FlatModel turns any nn.Module into one."
             )
         table = aggregator.table
         if table is not None and (table.dim, table.dtype) != (len(w), w.dtype):
-            raise ValueError(
+            raise InvalidError(
                 f"The table has rows of {table.dim} numbers ({table.dtype}), the model has "
                 f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
             )
@@ -290,7 +291,7 @@ def _refuse_overflow(updates: RoundUpdates) -> None:
     largest = max(updates.largest_entries.values)
     reach = largest * float(updates.averaging_weights.abs().sum()) * updates.scale
     if reach > _LARGEST_STEP:
-        raise ValueError(
+        raise InvalidError(
             f"The step of this round would reach {reach:.1e}, with replies of at most "
             f"{largest:.1e}: the rate of clients or server is too high. Lower client_lr or "
             f"server.lr; if you make RoundUpdates yourself, look at its weights and scale."

@@ -9,6 +9,8 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fedvarp.errors import InvalidError
+
 _ALSO_CALLED: Final = {
     "learning_rate": "lr",
     "client_learning_rate": "lr",
@@ -24,7 +26,7 @@ _RENAMED: Final = {
 }
 
 
-class SettingsError(ValueError):
+class SettingsError(InvalidError):
     """The settings cannot be used."""
 
 

@@ -11,6 +11,7 @@ from fedvarp.clients.local_optimizer import refuse_unusable
 from fedvarp.clients.local_training import mean_steps
 from fedvarp.clients.metrics import metric_functions
 from fedvarp.clients.trial import refuse_untrainable
+from fedvarp.errors import InvalidError
 from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
@@ -35,14 +36,14 @@ def refuse_impossible(task: Task) -> None:
     """
     dataset, evaluation = task.dataset, task.evaluation
     if task.recording.resume and task.recording.out is None:
-        raise ValueError(
+        raise InvalidError(
             "resume=True goes on with a run that was kept: say where, with "
             "recording=Recording(out=…, resume=True)."
         )
     if isinstance(task.trainer, Trainer):
         refuse_too_many_threads(task.trainer.threads)
     if task.table.where == "disk" and task.recording.out is None:
-        raise ValueError(
+        raise InvalidError(
             'Table(where="disk") keeps rows in the run directory: say where with recording="…".'
         )
     FlatModel(task.model)  # which refuses what cannot be trained
@@ -52,18 +53,18 @@ def refuse_impossible(task: Task) -> None:
     mean_steps(task.local_sgd, dataset)
     clusters = task.table.clusters
     if isinstance(clusters, tuple) and len(clusters) != dataset.num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"Table(clusters=…) has {len(clusters)} numbers; give one for each of the "
             f"{dataset.num_clients} clients."
         )
     known = getattr(task.sampler, "num_clients", dataset.num_clients)
     if known != dataset.num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"The sampler is for {known} clients, the data set has {dataset.num_clients}."
         )
     asked = getattr(task.sampler, "clients_per_round", 0)
     if task.table.max_rows is not None and task.table.max_rows < asked:
-        raise ValueError(
+        raise InvalidError(
             f"table.max_rows = {task.table.max_rows} is less than a cohort of {asked}: the rows of "
             f"a round must fit. Give {asked} or more, or leave it out."
         )
@@ -71,7 +72,7 @@ def refuse_impossible(task: Task) -> None:
     _refuse_unequal_weights(task)
     _refuse_unmeasurable(task)
     if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
-        raise ValueError(
+        raise InvalidError(
             f"target_accuracy={evaluation.target_accuracy:g} cannot be reached: there is no "
             f"accuracy, since {lacking}."
         )
@@ -81,7 +82,7 @@ def _refuse_unmeasurable(task: Task) -> None:
     """Metrics, or figures of clients, that no evaluation would have examples for."""
     evaluation = task.evaluation
     if evaluation.per_client is not None and evaluation.num_train_clients == 0:
-        raise ValueError(
+        raise InvalidError(
             f'evaluation.per_client = "{evaluation.per_client}" tells how clients fare, and '
             f"evaluation.num_train_clients = 0 looks at none of them. Leave one of the two out."
         )
@@ -89,7 +90,7 @@ def _refuse_unmeasurable(task: Task) -> None:
     if metric_functions(evaluation.metrics) and not (
         tested or evaluation.per_client or evaluation.validation_share
     ):
-        raise ValueError(
+        raise InvalidError(
             "evaluation.metrics are measured on test examples, and there are none. Give the data "
             'set some (test=…), or measure at the clients: evaluation.per_client = "summary".'
         )
@@ -103,7 +104,7 @@ def _refuse_unequal_weights(task: Task) -> None:
     cohorts = (cohort_of(task.sampler, t, task.dataset.num_clients).weights for t in probed)
     learns = isinstance(task.sampler, LearningSampler)  # it begins with equal ones, and moves on
     if learns or any(bool((w != w[:1]).any()) for w in cohorts if w is not None):
-        raise ValueError(
+        raise InvalidError(
             f"{task.algorithm_name} counts all clients of a cohort the same, and "
             f"{type(task.sampler).__name__} gives them unequal weights. Sample clients uniformly, "
             f'stratified or in turn, for an equal objective (sampling.objective = "equal").'
@@ -122,13 +123,13 @@ def _refuse_clients_steps(task: Task) -> None:
             sentence = f"local_sgd.optimizer {error}"
             raise SettingsError(sentence if sentence[-1] in ".?" else f"{sentence}.") from error
         if task.fresh_aggregator.needs_gradients:
-            raise ValueError(
+            raise InvalidError(
                 f"{task.algorithm_name} learns the means of the clients' gradients from their "
                 f"updates, which those of local_sgd.optimizer = {local.optimizer.name!r} do not "
                 f"tell. Let clients take steps of SGD, or choose another algorithm."
             )
     if local.normalise_steps and task.fresh_aggregator.needs_models:
-        raise ValueError(
+        raise InvalidError(
             f"{task.algorithm_name} needs the models of clients, and local_sgd.normalise_steps "
             f"divides what they moved by the number of their steps. Leave it out: each client "
             f"counts once in it without."
@@ -146,7 +147,7 @@ def refuse_too_many_threads(threads: int | None) -> None:
     """
     cores = usable_cores()
     if threads is not None and threads > _THREADS_PER_CORE * cores:
-        raise ValueError(
+        raise InvalidError(
             f"threads={threads} is too many for the {cores} cores that there are here: more "
             f"threads than cores only wait for each other. Choose 1 to {cores}."
         )
@@ -169,14 +170,14 @@ def cohort_of(sampler: ClientSampler, round: int, num_clients: int) -> Cohort:
     who = f"{type(sampler).__name__}.cohort({round})"
     cohort = sampler.cohort(round)
     if not isinstance(cohort, Cohort):
-        raise ValueError(
+        raise InvalidError(
             f"{who} gives a {type(cohort).__name__}; it must give a fedvarp.clients.Cohort."
         )
     try:
         check_clients(cohort.clients, num_clients)
         refuse_duplicates(cohort.clients, "its list of clients")
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{who} cannot be used: {error}") from error
+        raise InvalidError(f"{who} cannot be used: {error}") from error
     return cohort
 
 
@@ -186,7 +187,7 @@ def _refuse_short_trace(task: Task) -> None:
         return
     availability.refuse_clients_beyond(task.dataset.num_clients)
     if availability.after_end == "error" and task.rounds > availability.num_rounds:
-        raise ValueError(
+        raise InvalidError(
             f"The availability trace has {availability.num_rounds} rounds, and the run would have "
             f"rounds={task.rounds}. Train at most {availability.num_rounds} rounds; or let a run "
             f'of its own start the trace again, with after_end="repeat".'

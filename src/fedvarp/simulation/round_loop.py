@@ -17,6 +17,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clusters.reclustering import Reclustering
+from fedvarp.errors import InvalidError
 from fedvarp.processes import Interruption
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import reached
@@ -255,7 +256,7 @@ def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None
     who = type(callback).__name__
     taken = (record.keys() | set(FIGURES)) & (metrics or {}).keys()
     if taken:
-        raise ValueError(
+        raise InvalidError(
             f"{who} adds {', '.join(sorted(taken))} to the record of a round, a name that is taken "
             f"already. Give its metric another name."
         )
@@ -263,7 +264,7 @@ def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None
         try:
             record[name] = without_nan(float(value))
         except (TypeError, ValueError) as error:
-            raise ValueError(
+            raise InvalidError(
                 f"{who} gives {name} = {value!r}, which is no number; a metric is one number for "
                 f"each round."
             ) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.tables.checks import Beta, check_weights
 from fedvarp.tables.largest_entries import LargestEntries
 
@@ -116,7 +117,7 @@ class ClientTable(ABC):
         Raises:
             ValueError: The table cannot change its size, or somebody who is to go has a row.
         """
-        raise ValueError(f"A {type(self).__name__} has its {self.num_clients} clients for ever.")
+        raise InvalidError(f"A {type(self).__name__} has its {self.num_clients} clients for ever.")
 
     def weigh(self, shares: Tensor, total: float) -> None:
         """Says what each client counts for in `mean`, which is Σ share·row / total from now on.
@@ -147,7 +148,7 @@ class ClientTable(ABC):
     def _made_of_others(self, operation: str) -> tuple[ClientTable, ...]:
         below = self.made_of()
         if any(table is self for table in below):
-            raise ValueError(f"A {type(self).__name__} has no {operation}().")
+            raise InvalidError(f"A {type(self).__name__} has no {operation}().")
         return below
 
     def made_of(self) -> tuple[ClientTable, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError, UnknownClientError
 from fedvarp.tables.largest_entries import LargestEntries
 
 if TYPE_CHECKING:
@@ -30,16 +31,16 @@ def check_clients(clients: Tensor, num_clients: int) -> None:
     """
     if not isinstance(clients, Tensor) or clients.dtype != torch.int64:
         kind = clients.dtype if isinstance(clients, Tensor) else type(clients).__name__
-        raise ValueError(
+        raise InvalidError(
             f"Clients must be an int64 tensor, not {kind}: torch.tensor([0, 7]), for example."
         )
     if clients.ndim != 1:
-        raise ValueError(
+        raise InvalidError(
             f"Clients must have one dimension, (M,), not the shape {tuple(clients.shape)}."
         )
     outside = [client for client in clients.tolist() if not 0 <= client < num_clients]
     if outside:
-        raise IndexError(
+        raise UnknownClientError(
             f"Client {outside[0]} is not among the {num_clients} clients of this table "
             f"(0 … {num_clients - 1}). If it joined later, call add_clients() first."
         )
@@ -66,21 +67,21 @@ def check_rows(
     check_clients(clients, table.num_clients)
     refuse_duplicates(clients, "The list of clients")
     if not isinstance(rows, Tensor):
-        raise ValueError(f"Rows must be a tensor (M, d), not {type(rows).__name__}.")
+        raise InvalidError(f"Rows must be a tensor (M, d), not {type(rows).__name__}.")
     if tuple(rows.shape) != (len(clients), table.dim):
-        raise ValueError(
+        raise InvalidError(
             f"Rows have shape {tuple(rows.shape)}; {len(clients)} clients of a table with "
             f"dim={table.dim} need {(len(clients), table.dim)}."
         )
     if rows.dtype != table.dtype:
-        raise ValueError(
+        raise InvalidError(
             f"Rows are {rows.dtype}; this table takes {table.dtype}. Convert them with "
             f".to({table.dtype})."
         )
     largest = LargestEntries.of(rows, known)
     for client, entry in zip(clients.tolist(), largest.values, strict=True):
         if not math.isfinite(entry):
-            raise ValueError(
+            raise InvalidError(
                 f"The row for client {client} holds NaN or infinity, which would stay in the "
                 f"running sum for ever. Treat that client as dropped out; if it happens often, "
                 f"lower the client learning rate."
@@ -102,14 +103,14 @@ def check_weights(a: Tensor, beta: Beta, clients: Tensor, dim: int) -> None:
     """
     if isinstance(beta, Tensor):
         if tuple(beta.shape) != (dim,) or not bool(beta.isfinite().all()):
-            raise ValueError(
+            raise InvalidError(
                 f"beta has shape {tuple(beta.shape)}; it must be one finite number, or one for "
                 f"each of the {dim} numbers of a row."
             )
     elif not math.isfinite(beta):
-        raise ValueError(f"beta={beta} must be a finite number: 0 for FedAvg, 1 for FedVARP.")
+        raise InvalidError(f"beta={beta} must be a finite number: 0 for FedAvg, 1 for FedVARP.")
     if a.shape != clients.shape or not bool(a.isfinite().all()):
-        raise ValueError(
+        raise InvalidError(
             f"The weights a have shape {tuple(a.shape)} for {len(clients)} clients; give one "
             f"finite number for each client that answered."
         )
@@ -127,12 +128,12 @@ def check_shares(shares: Tensor, total: float, num_clients: int) -> None:
         ValueError: They are no such numbers, or not one a client.
     """
     if tuple(shares.shape) != (num_clients,) or shares.dtype != torch.float64:
-        raise ValueError(
+        raise InvalidError(
             f"Shares are {shares.dtype} of shape {tuple(shares.shape)}; give one float64 number "
             f"for each of the {num_clients} clients."
         )
     if not bool(((shares >= 0) & shares.isfinite()).all()) or not 0 < total < math.inf:
-        raise ValueError(
+        raise InvalidError(
             f"Shares must be finite and not below zero, and what all clients count for, {total}, "
             f"above zero."
         )
@@ -151,7 +152,7 @@ def refuse_duplicates(clients: Tensor, where: str) -> None:
     numbers = clients.tolist()
     if len(set(numbers)) != len(numbers):
         shown = str(numbers) if len(numbers) <= 12 else f"{str(numbers[:12])[:-1]}, …]"
-        raise ValueError(
+        raise InvalidError(
             f"{where} holds {shown}. Each client may appear once per round; this usually means "
             f"sampling with replacement. Average the repeated updates first."
         )

@@ -10,6 +10,7 @@ import torch
 from pydantic import SkipValidation
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
 from fedvarp.tables.blocks import blocks
@@ -115,7 +116,7 @@ class ClusteredTable(ClientTable):
             ValueError: The table has client weights, or a cluster has no row.
         """
         if self._client_weights is not None:
-            raise ValueError(
+            raise InvalidError(
                 "This table has client weights; make a new ClusteredTable over the same rows "
                 "with the clusters and weights of all clients."
             )
@@ -136,7 +137,7 @@ class ClusteredTable(ClientTable):
             ValueError: The table has client weights, or nobody would go or stay.
         """
         if self._client_weights is not None or not 0 < count < self.num_clients:
-            raise ValueError(
+            raise InvalidError(
                 f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
                 f"in a table without client weights."
             )
@@ -289,7 +290,7 @@ def _clusters_of(given: Tensor, num_rows: int) -> Tensor:
     cluster_of = whole_numbers("cluster_of", given)
     low, high = int(cluster_of.min()), int(cluster_of.max())
     if low < 0 or high >= num_rows:
-        raise ValueError(
+        raise InvalidError(
             f"cluster_of names clusters {low} … {high}, but the table has {num_rows} rows, "
             f"0 … {num_rows - 1}. Give it one row per cluster: "
             f"MemoryTable(num_clients={high + 1}, …)."

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
+
 
 class Codec(ABC):
     """A row of `dim` numbers as bytes; a row of zero bytes decodes to zeros.
@@ -143,5 +145,5 @@ def codec_named(name: str) -> Codec:
         ValueError: There is none of that name.
     """
     if name not in CODECS:
-        raise ValueError(f"No codec is called {name!r}; there are {', '.join(CODECS)}.")
+        raise InvalidError(f"No codec is called {name!r}; there are {', '.join(CODECS)}.")
     return CODECS[name]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.row_table import RowTable
@@ -135,7 +136,7 @@ class DiskTable(RowTable):
 
     def _adopt_rows(self, store: Store) -> None:
         if store is not self.store:
-            raise ValueError(
+            raise InvalidError(
                 f"The rows are in {self.store.path}, the checkpoint is in {store.path}. One "
                 f"transaction cannot span two folders: give both the same path."
             )

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.tables.blocks import blocks
 
 DIVERGED_ABOVE: Final = 1e18
@@ -71,7 +72,7 @@ class LargestEntries:
             ValueError: There are not as many values as rows.
         """
         if len(values) != len(rows):
-            raise ValueError(
+            raise InvalidError(
                 f"{len(values)} largest entries for {len(rows)} rows; give one for each."
             )
         return cls(tuple(values), rows, _version(rows))

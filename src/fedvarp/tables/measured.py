@@ -10,6 +10,7 @@ import torch
 from pydantic import InstanceOf
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Momentum
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
@@ -67,7 +68,7 @@ class MeasuredTable(DerivedTable):
     ) -> None:
         kinds = {(table.num_clients, table.dim, table.dtype) for table in tables}
         if len(kinds) != 1:
-            raise ValueError(
+            raise InvalidError(
                 f"MeasuredTable: its tables must be of the same clients, dim and dtype, and one at "
                 f"least; got {sorted(map(str, kinds))}."
             )
@@ -76,7 +77,7 @@ class MeasuredTable(DerivedTable):
         self.parts = tuple(parts or [slice(0, self.dim)])
         ends = [0, *(part.stop for part in self.parts)]
         if [part.start for part in self.parts] != ends[:-1] or ends[-1] != self.dim:
-            raise ValueError(
+            raise InvalidError(
                 f"MeasuredTable: parts must follow each other from 0 to {self.dim}, the length of "
                 f"a row."
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.tables.base import ClientTable
@@ -158,7 +159,7 @@ class RowTable(ClientTable):
     ) -> None:
         numbers, shares = clients.tolist(), self._sum.shares_of(clients)
         if self._order is not None and len(numbers) > self._order.max_rows:
-            raise ValueError(
+            raise InvalidError(
                 f"{len(numbers)} rows at once do not fit into a table with "
                 f"max_rows={self._order.max_rows}; it must hold a cohort at least."
             )
@@ -267,12 +268,12 @@ class RowTable(ClientTable):
             ValueError: The table has row weights, or `count` is below one.
         """
         if self._sum.fixed_shares:
-            raise ValueError(
+            raise InvalidError(
                 "This table has row weights, and a new client needs one too. Make a new table with "
                 "the weights of all clients and put the rows of this one into it."
             )
         if count < 1:
-            raise ValueError(f"add_clients({count}): let at least one client in.")
+            raise InvalidError(f"add_clients({count}): let at least one client in.")
         added = self.add_rows(count)
         self._sum.resize(self.num_clients, count)
         return added
@@ -289,12 +290,12 @@ class RowTable(ClientTable):
         """
         left = self.num_clients - count
         if self._sum.fixed_shares or not 0 < left < self.num_clients:
-            raise ValueError(
+            raise InvalidError(
                 f"drop_clients({count}) of {self.num_clients}: at least one must go and one stay, "
                 f"in a table without row weights."
             )
         if any(self._find(row) is not None for row in range(left, self.num_clients)):
-            raise ValueError(f"drop_clients({count}): one of them has written a row.")
+            raise InvalidError(f"drop_clients({count}): one of them has written a row.")
         self._sum.resize(left, -count)
         self.num_clients = left
 

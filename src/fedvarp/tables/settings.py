@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import AboveOne, Count
 from fedvarp.settings.section import Section
 
@@ -78,13 +79,13 @@ class Table(Section):
     def _known_name_or_numbers(cls, value: Any) -> Any:
         if value is None or isinstance(value, str):
             if value is not None and not re.match(CLUSTERS_PATTERN, value):
-                raise ValueError(
+                raise InvalidError(
                     f"= {value!r} is not one of own, labels, auto:K and auto:K:updates, K from 1 on"
                 )
             return value
         numbers = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(numbers, Iterable):
-            raise ValueError(
+            raise InvalidError(
                 f"= {value!r} is neither a name nor the cluster of each client; for {value} "
                 f'clusters that are found, write "auto:{value}"'
             )
@@ -100,5 +101,5 @@ class Table(Section):
     @model_validator(mode="after")
     def _only_auto_changes(self) -> Self:
         if self.recluster_every is not None and not str(self.clusters).startswith("auto:"):
-            raise ValueError('recluster_every goes with clusters = "auto:K"; others never change')
+            raise InvalidError('recluster_every goes with clusters = "auto:K"; others never change')
         return self

@@ -19,6 +19,8 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from fedvarp.errors import InvalidError
+
 
 def whole_numbers(
     name: str, given: Any, length: int | None = None, of_what: str = "client"
@@ -41,12 +43,12 @@ def whole_numbers(
     if numbers.dtype == torch.int64:
         return numbers
     if numbers.dtype == torch.bool or numbers.is_complex():
-        raise ValueError(f"{name} is {_dtype(numbers)}; it must hold whole numbers (int64).")
+        raise InvalidError(f"{name} is {_dtype(numbers)}; it must hold whole numbers (int64).")
     whole = numbers.long()
     lost = (whole != numbers).nonzero().flatten()
     if len(lost):
         i = int(lost[0])
-        raise ValueError(
+        raise InvalidError(
             f"{name} holds {numbers[i].item():g} for {of_what} {i}; it must hold whole numbers."
         )
     return whole
@@ -73,12 +75,12 @@ def weights(name: str, given: Any, length: int | None = None, of_what: str = "cl
     wrong = ((numbers < 0) | ~numbers.isfinite()).nonzero().flatten()
     if len(wrong):
         i = int(wrong[0])
-        raise ValueError(
+        raise InvalidError(
             f"{name} holds {numbers[i].item():g} for {of_what} {i}; a weight is finite and not "
             f"negative."
         )
     if not bool((numbers > 0).any()):
-        raise ValueError(f"{name} must have a weight above zero; all are 0.")
+        raise InvalidError(f"{name} must have a weight above zero; all are 0.")
     return numbers
 
 
@@ -125,7 +127,7 @@ def as_tensor(name: str, given: Any) -> Tensor:
             return torch.stack([torch.as_tensor(part) for part in given])
         return torch.from_numpy(np.array(given))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
+        raise InvalidError(
             f"{name} must be numbers: a tensor, a NumPy array or a list. This {kind} is none, or "
             f"its rows are of unequal lengths."
         ) from error
@@ -139,11 +141,11 @@ def _one_for_each(name: str, given: Any, length: int | None, what: str) -> Tenso
     numbers = as_tensor(name, given)
     wanted = f"({'n' if length is None else length},)"
     if numbers.ndim != 1 or (length is not None and len(numbers) != length):
-        raise ValueError(
+        raise InvalidError(
             f"{name} has shape {tuple(numbers.shape)}; it must have shape {wanted}, {what}."
         )
     if len(numbers) == 0:
-        raise ValueError(f"{name} is empty; give {what}.")
+        raise InvalidError(f"{name} is empty; give {what}.")
     return numbers
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import InstanceOf
 
 from fedvarp.algorithms.names import ALGORITHMS
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count, Positive
 from fedvarp.settings.checked import checked
 from fedvarp.theory.participation import Staleness, sampling_variance
@@ -185,7 +186,7 @@ def refuse_algorithm(algorithm: str) -> None:
         return
     known = ", ".join(_CONSTANTS)
     if algorithm in _WITHOUT_THEOREM:
-        raise ValueError(
+        raise InvalidError(
             f"The paper proves no bound for {_WITHOUT_THEOREM[algorithm]}; it compares with it in "
             f"experiments only. Bounds are known for {known}."
         )
@@ -194,4 +195,4 @@ def refuse_algorithm(algorithm: str) -> None:
     )
     meant = algorithm in ALGORITHMS
     suggestion = f" Did you mean {near[0]!r}?" if near and not meant else ""
-    raise ValueError(f"No theorem is about {algorithm!r}; there are {known}.{suggestion}")
+    raise InvalidError(f"No theorem is about {algorithm!r}; there are {known}.{suggestion}")

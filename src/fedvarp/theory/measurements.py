@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvarp.clusters.k_means import k_means
+from fedvarp.errors import InvalidError
 from fedvarp.theory.estimators import heterogeneity_of
 from fedvarp.theory.intervals import VARIATION, Estimate
 from fedvarp.theory.problem import Problem
@@ -214,7 +215,7 @@ def cluster_curve(
         ValueError: If only a sample of the clients was measured.
     """
     if not measured.of_all_clients:
-        raise ValueError(
+        raise InvalidError(
             f"Only {len(measured.clients)} of {measured.num_clients} clients were measured; the "
             f"others have no cluster. Measure all of them for this curve."
         )

@@ -23,6 +23,7 @@ from fedvarp.clients.running_spread import RunningSpread
 from fedvarp.clients.trial import refuse_untrainable
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.bounds import Count, Seed
@@ -112,7 +113,7 @@ def measure(
     seen = _pass_over(gradients, clients, clusters, weights, sketches, track)
     mean_loss = mean_estimate(seen.losses, N)
     if mean_loss.value < loss_lower_bound:
-        raise ValueError(
+        raise InvalidError(
             f"The loss is {mean_loss.value:.4g} at this w, below loss_lower_bound="
             f"{loss_lower_bound:g}. Say what it never falls below."
         )
@@ -186,7 +187,7 @@ def _pass_over(
         client = int(clients[m])
         found = gradients.of(client)
         if not (math.isfinite(found.loss) and bool(found.gradient.isfinite().all())):
-            raise ValueError(
+            raise InvalidError(
                 f"The loss or the gradient of client {client} is not finite at this w: training "
                 f"has diverged, or the client's data holds NaN. Diagnose an earlier round, or look "
                 f"at the data."
@@ -233,12 +234,12 @@ def _tells_of(cluster_of: Tensor, clients: Tensor) -> bool:
 
 def _check(num_clients: int, sample: int | None, cluster_of: Tensor | None) -> None:
     if sample is not None and sample < min(_FEWEST, num_clients):
-        raise ValueError(
+        raise InvalidError(
             f"sample={sample}: errors can be estimated from {_FEWEST} clients or more. Leave it "
             f"out to measure all {num_clients}."
         )
     if cluster_of is not None and int(torch.bincount(cluster_of).min()) == 0:
-        raise ValueError(
+        raise InvalidError(
             f"cluster_of leaves out some numbers below {int(cluster_of.max())}; clusters are "
             "numbered 0 to K-1, every number used. fedvarp.clusters.by_metadata(cluster_of) "
             "renumbers them so."

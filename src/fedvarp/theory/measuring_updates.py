@@ -16,6 +16,7 @@ from fedvarp.clients.gradients import ClientGradients, Track, untracked
 from fedvarp.clients.running_spread import RunningSpread
 from fedvarp.clients.schedules import Constant
 from fedvarp.clusters.sketch import DEFAULT_SIZE, Sketch
+from fedvarp.errors import InvalidError
 from fedvarp.theory.estimators import SpreadWithinClusters, heterogeneity, squared_norm
 from fedvarp.theory.intervals import Estimate
 from fedvarp.theory.pooled_walk import number_of_walks, pooled_walks
@@ -155,7 +156,7 @@ def measure_updates(
             None if row_of is None else row_of(client).to(one.device).double() / weights.unit,
         )
     if len(seen.clients) < min(2, gradients.dataset.num_clients):
-        raise ValueError(
+        raise InvalidError(
             f"Local training diverged at {len(diverged)} of {len(clients)} clients: there is no "
             f"update to measure. Lower the client rate (--set client_lr=…)."
         )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 
@@ -202,7 +203,7 @@ def refuse_counts(num_clients: int, clients_per_round: int) -> None:
         ValueError: Unless 1 ≤ M ≤ N.
     """
     if not 1 <= clients_per_round <= num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"clients_per_round={clients_per_round} of num_clients={num_clients}: at least one "
             "client takes part in a round, and at most all of them do."
         )
@@ -216,7 +217,7 @@ def _log_chance_of_absence(num_clients: int, clients_per_round: int, cluster_siz
     """C(N − r, M) / C(N, M) = Π_{m < M} (N − r − m) / (N − m); r and M may change places."""
     refuse_counts(num_clients, clients_per_round)
     if not 1 <= cluster_size <= num_clients:
-        raise ValueError(
+        raise InvalidError(
             f"cluster_size={cluster_size}: a cluster has at least 1 and at most all "
             f"{num_clients} clients."
         )

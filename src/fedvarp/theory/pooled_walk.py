@@ -23,6 +23,7 @@ from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.data.federated_dataset import Examples
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.theory.step_weights import StepWeights
 
@@ -94,7 +95,7 @@ def pooled_walks(
         moving = _walked(gradients, weights, changed(), walk, gradients.local_sgd, None)
         staying = _walked(gradients, weights, batches(), walk, unclipped, gradients.w)
         if not bool(moving.isfinite().all()):
-            raise ValueError(
+            raise InvalidError(
                 "Training on the pooled data of the clients diverges at this rate, so that there "
                 "is nothing to compare their updates with. Lower the client rate "
                 "(--set client_lr=…)."

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, InstanceOf
 
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count, NotNegative, Positive
 from fedvarp.settings.checked import checked
 from fedvarp.theory.participation import refuse_counts
@@ -82,7 +83,7 @@ class Problem:
         """
         value: float | None = getattr(self, name)
         if value is None:
-            raise ValueError(
+            raise InvalidError(
                 f"The bound needs {name}, which this problem was made without: {_MEANING[name]}."
             )
         return value
@@ -99,7 +100,7 @@ class Problem:
         if self.cluster_sizes is not None:
             return self.cluster_sizes
         if self.num_clusters is None:
-            raise ValueError(
+            raise InvalidError(
                 "Theorem 3, on cluster_fedvarp, depends on the clusters: give num_clusters for "
                 "clusters of one size, or cluster_sizes, the number of clients of each."
             )
@@ -109,11 +110,11 @@ class Problem:
     def _refuse_clusters(self) -> None:
         K, sizes, N = self.num_clusters, self.cluster_sizes, self.num_clients
         if K is not None and sizes is not None:
-            raise ValueError("Give num_clusters or cluster_sizes, not both: one follows.")
+            raise InvalidError("Give num_clusters or cluster_sizes, not both: one follows.")
         if K is not None and not 1 <= K <= N:
-            raise ValueError(f"num_clusters={K}: {N} clients form at least 1 and at most {N}.")
+            raise InvalidError(f"num_clusters={K}: {N} clients form at least 1 and at most {N}.")
         if sizes is not None and (min(sizes, default=0) < 1 or sum(sizes) != N):
-            raise ValueError(
+            raise InvalidError(
                 f"cluster_sizes add up to {sum(sizes)}, the smallest is {min(sizes, default=0)}: "
                 f"together they are the {N} clients, and no cluster is empty. Leave clusters "
                 f"without a client out."

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedvarp.clients.gradients import CHUNK, ClientGradients, Track, steps_of, untracked
 from fedvarp.clients.local_training import layers_draw_from
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 
 _CLOSE_ENOUGH: Final = 1e-3
@@ -117,7 +118,7 @@ def power_iteration(
         image = product(v).double()
         value = float(image.norm())
         if not math.isfinite(value):
-            raise ValueError(
+            raise InvalidError(
                 "A Hessian-vector product is not finite: the model has diverged at this w, or its "
                 "loss is not finite on some example. Diagnose an earlier round."
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedvarp.clients import local_training
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.data.federated_dataset import Augmentation, FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import corrections_by_client
@@ -149,7 +150,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
         some = " and ".join(str(shape) for shape in sorted(shapes)[:2])
-        raise ValueError(
+        raise InvalidError(
             f"Clients hold examples of different shapes, {some}, which cannot be trained at once; "
             f'trainer="parallel" takes them.'
         )

@@ -12,6 +12,7 @@ from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.trainers.auto import AutoTrainer, Candidate
@@ -142,6 +143,6 @@ def make_ray(parts: TrainerParts) -> RayTrainer:
 
 def _refuse_to_compile(parts: TrainerParts, name: str) -> None:
     if parts.compile:
-        raise ValueError(
+        raise InvalidError(
             f'compile=True goes with trainer="sequential", "parallel" or "auto", not {name!r}.'
         )

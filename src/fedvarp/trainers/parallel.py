@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
+from fedvarp.errors import InvalidError
 from fedvarp.processes import keep_freed_memory, usable_cores
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
@@ -63,7 +64,7 @@ class ParallelTrainer(ClientTrainer):
         exact: bool = True,
     ) -> None:
         if workers is not None and workers < 1:
-            raise ValueError(f"workers={workers} must be at least 1.")
+            raise InvalidError(f"workers={workers} must be at least 1.")
         self.workers = workers or usable_cores()
         self.evaluator = evaluator
         self.exact = exact
@@ -194,7 +195,7 @@ class ParallelTrainer(ClientTrainer):
     def _shared_with(self, slots: int, w: Tensor, buffers: Mapping[str, Tensor]) -> SharedRound:
         """Shared memory that holds this model; the workers are forked anew if it has to grow."""
         if w.device.type != "cpu":
-            raise ValueError(
+            raise InvalidError(
                 f"Forked processes cannot share {w.device}, where the model is. Use "
                 f'trainer="vectorised" or "sequential" there.'
             )

@@ -14,6 +14,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError, InvalidTypeError
 from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
@@ -65,7 +66,7 @@ class RayTrainer(ClientTrainer):
 
     def __post_init__(self) -> None:
         if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"RayTrainer: num_workers={self.num_workers} must be at least 1.")
+            raise InvalidError(f"RayTrainer: num_workers={self.num_workers} must be at least 1.")
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """Runs LocalSGD at some clients, on the cluster.
@@ -117,7 +118,7 @@ class RayTrainer(ClientTrainer):
                 parts = ray.put(job)
         except TypeError as error:
             self.close()
-            raise TypeError(
+            raise InvalidTypeError(
                 f"The data set, the model or the loss cannot be sent to other processes: {error}. "
                 f"Things such as open files, locks and generators stay where they are; open them "
                 f"in the function that loads a client."

@@ -16,6 +16,7 @@ from fedvarp.clients import local_training
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
+from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
@@ -54,7 +55,7 @@ class VectorisedTrainer(ClientTrainer):
 
     def __post_init__(self) -> None:
         if self.local_sgd.optimizer is not None:
-            raise ValueError(
+            raise InvalidError(
                 f'trainer="vectorised" takes steps of SGD for all clients at once, and '
                 f"local_sgd.optimizer is {self.local_sgd.optimizer.name!r}; "
                 f'trainer="parallel" takes any optimiser.'
@@ -164,7 +165,7 @@ class VectorisedTrainer(ClientTrainer):
             if mask is None:
                 return _tensor(vmap(self.loss)(outputs, y))
         except RuntimeError as error:
-            raise ValueError(
+            raise InvalidError(
                 f"This model or loss cannot be trained for several clients at once: "
                 f"{str(error).splitlines()[0]} Layers that draw random numbers (dropout) or change "
                 f'buffers are the usual cause; trainer="parallel" takes any model.'
@@ -178,7 +179,7 @@ class VectorisedTrainer(ClientTrainer):
     def _refuse_ignored(self, cohort: BatchedCohort) -> None:
         """Raises ValueError if cross_entropy would divide by fewer targets than there are."""
         if self.loss is cross_entropy and bool((cohort.y == IGNORED).any()):
-            raise ValueError(
+            raise InvalidError(
                 f"Some targets are {IGNORED}, which cross_entropy leaves out: its mean is then "
                 f'not one over examples. trainer="parallel" takes any loss.'
             )
@@ -190,7 +191,7 @@ class VectorisedTrainer(ClientTrainer):
         now = self.model.buffers()
         changed = [name for name in sent if not torch.equal(sent[name], now[name])]
         if changed:
-            raise ValueError(
+            raise InvalidError(
                 f"The model changes its buffers {', '.join(changed)} while it trains, which cannot "
                 f'be done for several clients at once; trainer="parallel" takes any model.'
             )
