@@ -30,13 +30,13 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "x", [0.1, 0.2])
     metrics = RunDirectory(run).metrics_file
     metrics.write_text('{"round": 0}\n{"round": \n')
-    with pytest.raises(RunError, match=r"x/metrics\.jsonl is damaged in its line 2 .*Restore it"):
+    with pytest.raises(RunError, match=r"x/metrics\.jsonl is damaged in its line 2 .*restore it"):
         compare([run])
     with pytest.raises(RunError, match=r"x/metrics\.jsonl is damaged in its last whole line"):
         _ = RunDirectory(run).rounds_done
     for content in (b"rounds = \n", b"\xff"):
         RunDirectory(run).config_file.write_bytes(content)
-        with pytest.raises(RunError, match=r"x/config\.toml is damaged .*Restore it"):
+        with pytest.raises(RunError, match=r"x/config\.toml is damaged .*restore it"):
             RunDirectory(run).settings()
 
 

@@ -112,9 +112,10 @@ def test_what_the_candidates_of_auto_promise() -> None:
     }
     assert promises == {
         "sequential": (True, False),
-        "parallel": (True, True),
+        "parallel": (False, True),  # its workers share what is left over
         "vectorised": (False, False),
     }
+    assert auto().candidates["parallel"].exact
 
 
 def test_workers_share_the_evaluator_of_the_run() -> None:
