@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.journal import Journal, read_last_line, read_lines
+from fedvarp.runs.journal import Journal, read_last_line, read_lines, read_sound_lines
 
 
 @pytest.fixture
@@ -113,3 +113,14 @@ def test_damaged_lines_are_named(file: Path) -> None:
         read_last_line(file)
     with pytest.raises(RunError, match="no round"):
         read_lines(file.with_name("nowhere"))
+
+
+@pytest.mark.parametrize("damage", [b"\x00\xff", b'{"round": 2}', b'{"round": 2, "seconds": "x"}'])
+def test_what_nothing_depends_on_is_read_up_to_its_damage(file: Path, damage: bytes) -> None:
+    assert read_sound_lines(file, "seconds") == []
+    sound = b'{"round": 0, "seconds": 1.5}\n{"round": 1, "seconds": 2}\n'
+    file.write_bytes(sound + damage + b"\n" + sound)
+    assert read_sound_lines(file, "seconds") == [
+        {"round": 0, "seconds": 1.5},
+        {"round": 1, "seconds": 2},
+    ]

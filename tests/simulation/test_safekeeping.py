@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
 import pytest
 
 from fedvarp import LocalSGD, StoreError
+from fedvarp.errors import DamageWarning
 from fedvarp.models import Quadratic, quadratic_loss
 from fedvarp.runs.errors import RunError
 from fedvarp.server.server import Server
@@ -112,7 +114,7 @@ def test_what_cannot_be_backed_up_is_refused_and_nothing_is_left(run: Path, tmp_
         verify(tmp_path / "nowhere")
     file = run / "checkpoint" / "data.mdb"
     file.write_bytes(file.read_bytes()[:20_000])
-    with pytest.raises(StoreError, match=r"damaged|cannot be opened"):
+    with pytest.raises(StoreError, match=r"run.checkpoint.data.mdb is damaged: .*cut off"):
         backup(run, tmp_path / "copy")
     assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "taken"]
 
@@ -123,3 +125,36 @@ def test_a_run_without_a_checkpoint_is_held_to_its_model(run: Path) -> None:
     metrics = run / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes().replace(b'"round": 2', b'"round": 9'))
     assert "model.safetensors" in wrong(run)
+
+
+def test_a_folder_in_the_way_of_a_backup_is_left_as_it_is(run: Path, tmp_path: Path) -> None:
+    somebodys = tmp_path / "copy.part"
+    shutil.copytree(run, somebodys)
+    before = content(somebodys)
+    with pytest.raises(RunError, match="left as it is"):
+        backup(run, tmp_path / "copy")
+    assert content(somebodys) == before
+    (somebodys / ".backup").touch()  # now it is what a killed backup leaves
+    with filelock.FileLock(somebodys / ".backup"), pytest.raises(RunError, match="right now"):
+        backup(run, tmp_path / "copy")
+    backup(run, tmp_path / "copy")
+    assert not somebodys.exists()
+    assert not (tmp_path / "copy" / ".backup").exists()
+
+
+@pytest.mark.parametrize("lines", [0, 1, 5, None])
+@pytest.mark.parametrize("name", ["config.toml", "versions.json"])
+def test_what_was_cut_off_is_told_and_mended(
+    run: Path, tmp_path: Path, name: str, lines: int | None
+) -> None:
+    before = (run / name).read_bytes()
+    if lines is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(b"".join(before.splitlines(keepends=True)[:lines]))
+    assert name in wrong(run)
+    backup(run, tmp_path / "copy")
+    with pytest.warns(DamageWarning, match=f"{name} was"):
+        train(run, 3)
+    assert (run / name).read_bytes() == (tmp_path / "copy" / name).read_bytes() == before
+    assert not wrong(run)

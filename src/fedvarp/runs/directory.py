@@ -25,7 +25,7 @@ import tomli_w
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of, with_digest
 from fedvarp.runs.identity import with_later_settings, without_none
-from fedvarp.runs.journal import read_last_line, read_lines
+from fedvarp.runs.journal import read_last_line, read_lines, read_sound_lines
 from fedvarp.runs.versions import write_versions
 from fedvarp.whole_files import make_folder, write_whole
 
@@ -238,15 +238,13 @@ class RunDirectory:
         return read_lines(self.metrics_file)
 
     def timings(self) -> list[dict[str, Any]]:
-        """Reads timings.jsonl.
+        """Reads timings.jsonl, which no figure depends on.
 
         Returns:
-            One record for each round: how many seconds it took.
-
-        Raises:
-            RunError: There is no such file, or a line of it is damaged.
+            One record for each round: how many seconds it took. Those from the first damaged line
+            on are left out; all are where there is no such file.
         """
-        return read_lines(self.timings_file)
+        return read_sound_lines(self.timings_file, "seconds")
 
     @property
     def rounds_done(self) -> int:

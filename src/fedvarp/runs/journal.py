@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -81,7 +82,8 @@ class Journal:
         if self.path.stat().st_size < size:
             raise RunError(
                 f"{self.path} has {self.path.stat().st_size} bytes, but {size} when the checkpoint "
-                f"was written: lines are missing. Restore the file from a copy, or delete the run."
+                f"was written: lines are missing. Restore the file from a copy; without one the "
+                f"run has to be begun anew, in another directory."
             )
         self._file.truncate(size)
         self._file.seek(size)
@@ -135,6 +137,28 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         raise RunError(f"{file} does not exist: no round of that run was recorded.")
     *whole, _ = file.read_bytes().split(b"\n")
     return [_parsed(line, file, f"line {n}") for n, line in enumerate(whole, start=1)]
+
+
+def read_sound_lines(file: Path, *names: str) -> list[dict[str, Any]]:
+    """Reads what can be read of a file that nothing depends on.
+
+    Args:
+        file: Of JSON lines; it need not exist.
+        names: What each record must hold.
+
+    Returns:
+        One record for each whole line before the first damaged one.
+    """
+    found: list[dict[str, Any]] = []
+    if not file.exists():
+        return found
+    with contextlib.suppress(RunError):
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            record = _parsed(line, file, "lines")
+            if not all(isinstance(record.get(name), int | float) for name in names):
+                break
+            found.append(record)
+    return found
 
 
 def read_last_line(file: Path) -> dict[str, Any] | None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import flattened
+from fedvarp.runs.versions import can_be_read
+
+_WRITTEN_LAST: Final = "recording.fsync"  # in config.toml, which may have been cut off without it
 
 
 def is_to_be_mended(directory: RunDirectory) -> bool:
-    """Whether a run has a checkpoint, and its settings or newest record cannot be read.
+    """Whether a run has a checkpoint, and its settings, versions or newest record are damaged.
 
     Args:
         directory: Of the run.
@@ -18,7 +24,11 @@ def is_to_be_mended(directory: RunDirectory) -> bool:
     if not directory.checkpoint_file.exists():
         return False
     try:
-        directory.settings()
-        return not directory.metrics_file.exists() or directory.rounds_done < 0
+        return (
+            _WRITTEN_LAST not in flattened(directory.settings())
+            or not can_be_read(directory.versions_file)
+            or not directory.metrics_file.exists()
+            or directory.rounds_done < 0
+        )
     except RunError:
         return True

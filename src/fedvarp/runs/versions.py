@@ -45,6 +45,18 @@ def write_versions(file: Path) -> None:
     _write(file, present())
 
 
+def can_be_read(file: Path) -> bool:
+    """Whether versions.json is there, and whole as far as can be told.
+
+    Args:
+        file: It.
+    """
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def refuse_other_draws(directory: Path, draws: int) -> None:
     """Refuses to go on with a run whose remaining rounds this version would draw otherwise.
 

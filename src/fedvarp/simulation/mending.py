@@ -16,6 +16,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.journal import line_of
 from fedvarp.runs.mendable import is_to_be_mended
+from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.whole_files import write_whole
 
@@ -31,6 +32,11 @@ def record_key(record: Mapping[str, Any]) -> str:
 def is_record(key: str) -> bool:
     """Whether that is the key of a round's record."""
     return key.startswith(_RECORDS)
+
+
+def text_key(file: Path) -> str:
+    """The key of one of the `small_files` among the entries."""
+    return f"{_TEXTS}{file.name}"
 
 
 def committed_records(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
@@ -56,7 +62,7 @@ class KeptTexts:
             try:
                 written = file.stat().st_mtime_ns
                 if self._seen.get(file) != written:
-                    found[f"{_TEXTS}{file.name}"] = {"text": file.read_text(encoding="utf-8")}
+                    found[text_key(file)] = {"text": file.read_text(encoding="utf-8")}
                     self._seen[file] = written
             except (FileNotFoundError, UnicodeDecodeError):
                 continue
@@ -79,8 +85,8 @@ def mend(directory: RunDirectory) -> None:
     with Checkpoint(directory.checkpoint_folder) as checkpoint:
         entries = checkpoint.entries()
         for file in small_files(directory):
-            kept = entries.get(f"{_TEXTS}{file.name}")
-            if kept is not None and not _is_sound(directory, file):
+            kept = entries.get(text_key(file))
+            if kept is not None and not is_sound(directory, file, kept["text"]):
                 _write_anew(file, kept["text"].encode())
         records = list(committed_records(checkpoint))
         # Before the first commit there is at most the first line, of the initial model.
@@ -96,13 +102,24 @@ def small_files(directory: RunDirectory) -> tuple[Path, ...]:
     return directory.config_file, directory.versions_file, directory.data_folder_file
 
 
-def _is_sound(directory: RunDirectory, file: Path) -> bool:
+def is_sound(directory: RunDirectory, file: Path, kept: str) -> bool:
+    """Whether one of the small files is neither gone nor damaged; it may be newer than its copy.
+
+    Args:
+        directory: Of the run.
+        file: One of `small_files`.
+        kept: Its copy in the checkpoint.
+    """
+    if file == directory.versions_file:
+        return can_be_read(file)
     if file != directory.config_file:
         return file.exists()
     try:
-        return bool(directory.settings())
+        directory.settings()
     except RunError:
         return False
+    found = file.read_text(encoding="utf-8")
+    return found == kept or not kept.startswith(found)  # else it was cut off at the end of a line
 
 
 def _has_records(directory: RunDirectory) -> bool:

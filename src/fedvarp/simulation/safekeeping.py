@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import filelock
 
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.exported_model import DamagedModelError, read_about
 from fedvarp.runs.identity import changes, lasting
+from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import ENTRIES
-from fedvarp.simulation.mending import is_record, small_files
+from fedvarp.simulation.mending import is_record, is_sound, small_files, text_key
 from fedvarp.tables.copying import copy_store, undisturbed
 from fedvarp.tables.data_file import DATA, inspect, values_of
 from fedvarp.tables.pages import Snapshot
 from fedvarp.tables.store import StoreError
-from fedvarp.whole_files import sync_folder, write_whole
+from fedvarp.whole_files import make_folder, sync_folder, write_whole
 
 _PART: Final = ".part"
+_CLAIM: Final = ".backup"  # tells a draft of a backup, and whether somebody is at it
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,14 @@ def verify(run: str | os.PathLike[str]) -> list[Finding]:
         raise RunError(f"{directory.path} holds neither a run nor a checkpoint: nothing to verify.")
     if not has_checkpoint:
         said = "is not there: the run can be looked at, not gone on with"
-        return [Finding("checkpoint", True, said), *_files(directory, None)]
+        return [Finding("checkpoint", True, said), *_files(directory, _Held())]
     name = DATA if alone else f"checkpoint/{DATA}"
     try:
         with undisturbed(folder):
             seal, snapshot, wrong = inspect(folder / DATA, with_values=True)
             held = _Held.of(folder / DATA, snapshot)
     except StoreError as error:
-        return [Finding(name, False, str(error)), *([] if alone else _files(directory, None))]
+        return [Finding(name, False, str(error)), *([] if alone else _files(directory, _Held()))]
     if wrong is not None:
         said = f"is damaged in its newest transaction ({wrong}); the one before it is whole"
     elif seal is None:
@@ -81,33 +86,45 @@ def verify(run: str | os.PathLike[str]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a checkpoint holds of the files beside it: settings that last, and lines of metrics."""
+    """What a checkpoint holds of the files beside it.
 
-    settings: Mapping[str, object]
-    lines: bytes
+    Attributes:
+        settings: Those that last.
+        lines: Of metrics.jsonl.
+        texts: The small files, by their keys.
+    """
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    lines: bytes = b""
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(file: Path, snapshot: Snapshot | None) -> _Held:
         about = json.loads(values_of(file, snapshot, "state").get("about", b"{}"))
         entries = values_of(file, snapshot, ENTRIES)
         records = [line + b"\n" for key, line in entries.items() if is_record(key)]
-        return _Held(about.get("notes", {}).get("settings", {}), b"".join(records))
+        texts = {key: json.loads(e)["text"] for key, e in entries.items() if not is_record(key)}
+        return _Held(about.get("notes", {}).get("settings", {}), b"".join(records), texts)
 
 
-def _files(directory: RunDirectory, held: _Held | None) -> Iterator[Finding]:
-    yield _config(directory, {} if held is None else held.settings)
-    yield _metrics(directory, None if held is None or not held.lines else held.lines)
+def _files(directory: RunDirectory, held: _Held) -> Iterator[Finding]:
+    yield _config(directory, held)
+    yield _metrics(directory, held.lines or None)
     yield _model(directory)
-    if not directory.versions_file.exists():
-        yield Finding(directory.versions_file.name, False, "is gone; resuming writes it anew")
+    if not can_be_read(directory.versions_file):
+        was = "is damaged" if directory.versions_file.exists() else "is gone"
+        yield Finding(directory.versions_file.name, False, f"{was}; resuming writes it anew")
 
 
-def _config(directory: RunDirectory, committed: Mapping[str, object]) -> Finding:
-    name = directory.config_file.name
+def _config(directory: RunDirectory, held: _Held) -> Finding:
+    name, committed = directory.config_file.name, held.settings
     try:
         now = lasting(directory.settings())
     except (RunError, OSError) as error:
         return Finding(name, False, str(error))
+    kept = held.texts.get(text_key(directory.config_file))
+    if kept is not None and not is_sound(directory, directory.config_file, kept):
+        return Finding(name, False, "was cut off; resuming writes it anew")
     edited = changes(committed, now, committed.keys() & now.keys())
     if edited:
         return Finding(name, False, f"differs from the checkpoint's: {'; '.join(edited)}")
@@ -165,30 +182,66 @@ def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Find
         StoreError: The run's checkpoint is damaged, or the copy could not be written.
     """
     source, target = RunDirectory(run), Path(to)
-    if not source.exists or not (source.checkpoint_folder / DATA).exists():
+    if not (source.checkpoint_folder / DATA).exists():
         raise RunError(f"{source.path} is no run with a checkpoint: there is nothing to back up.")
     if target.exists():
         raise RunError(f"{target} is there already. Choose a new directory for the copy.")
-    draft = RunDirectory(target.with_name(f"{target.name}{_PART}"))
-    if draft.path.is_symlink():
-        raise RunError(f"{draft.path} is a link; the copy is made there first. Remove it.")
-    shutil.rmtree(draft.path, ignore_errors=True)  # of a backup that was killed
-    try:
+    with _drafted(target) as draft:
         copy_store(source.checkpoint_folder, draft.checkpoint_folder)
         _, snapshot, _ = inspect(draft.checkpoint_folder / DATA, with_values=False)
-        records = _Held.of(draft.checkpoint_folder / DATA, snapshot).lines
-        for file in (*small_files(source), source.timings_file):
-            if file.exists():
+        held = _Held.of(draft.checkpoint_folder / DATA, snapshot)
+        for file in small_files(source):
+            kept = held.texts.get(text_key(file))
+            if kept is not None and not is_sound(source, file, kept):
+                write_whole(draft.path / file.name, kept)
+            elif file.exists():
                 write_whole(draft.path / file.name, file.read_bytes())
-        write_whole(draft.metrics_file, records or source.metrics_file.read_bytes())
+        if source.timings_file.exists():
+            write_whole(draft.timings_file, source.timings_file.read_bytes())
+        write_whole(draft.metrics_file, held.lines or source.metrics_file.read_bytes())
         if source.has_the_newest_model:
             write_whole(draft.model_file, source.model_file.read_bytes())
         findings = verify(draft.path)
         if wrong := [f"{found.file} {found.said}" for found in findings if not found.is_sound]:
             raise RunError(f"The copy of {source.path} is not whole: {'; '.join(wrong)}.")
-        draft.path.replace(target)
-    except BaseException:
-        shutil.rmtree(draft.path, ignore_errors=True)
-        raise
-    sync_folder(target.parent)
     return findings
+
+
+@contextlib.contextmanager
+def _drafted(target: Path) -> Iterator[RunDirectory]:
+    """A directory beside the target, which takes its name if the `with` block succeeds.
+
+    One that is there already may be somebody's: only what a killed backup has left is removed.
+    """
+    draft = target.with_name(f"{target.name}{_PART}")
+    claim = draft / _CLAIM
+    is_ours = claim.is_file() or not draft.exists() or (draft.is_dir() and not any(draft.iterdir()))
+    if draft.is_symlink() or not is_ours:
+        raise RunError(
+            f"{draft} is there already, where the copy would be made before it gets its name. It "
+            f"is left as it is; choose another name for the copy."
+        )
+    make_folder(draft)
+    lock = filelock.FileLock(claim, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunError(
+            f"Another process is making a copy in {draft} right now. Wait for it to end, or choose "
+            f"another name for the copy."
+        ) from None
+    try:
+        for left in draft.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left != claim:
+                left.unlink()
+        yield RunDirectory(draft)
+    except BaseException:
+        lock.release()
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    lock.release()
+    claim.unlink(missing_ok=True)
+    draft.replace(target)
+    sync_folder(target.parent)

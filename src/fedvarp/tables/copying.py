@@ -50,6 +50,8 @@ def copy_store(folder: Path, to: Path) -> None:
     Raises:
         StoreError: The store cannot be read, or the copy is not whole.
     """
+    with undisturbed(folder):
+        inspect(folder / DATA, with_values=False)  # or LMDB would say of a damaged one what it can
     make_folder(to)
     with contextlib.ExitStack() as held:
         environment = Store.environment_here(folder)
