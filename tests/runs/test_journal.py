@@ -71,7 +71,7 @@ def test_the_last_whole_line_is_found_without_those_before(file: Path, length: i
     assert read_last_line(file) is None
     file.touch()
     assert read_last_line(file) is None
-    record = {"round": 7, "refused": "x" * length}
+    record = {"round": 7, "note": "x" * length}
     file.write_text(f'not JSON\n{json.dumps(record)}\n{{"round": 8')
     assert read_last_line(file) == record
 
@@ -124,3 +124,26 @@ def test_what_nothing_depends_on_is_read_up_to_its_damage(file: Path, damage: by
         {"round": 0, "seconds": 1.5},
         {"round": 1, "seconds": 2},
     ]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        '"round": 2.5',
+        '"round": true',
+        '"round": -3',
+        '"round": 1, "clients": 7',
+        '"round": 1, "refused": [1]',
+        '"round": 1, "refused": {"3": 1}',
+        '"round": 1, "test_accuracy": "x"',
+        '"round": 1, "bytes_up": "x"',
+        '"round": 1, "server_bytes": {}',
+        '"round": 1, "num_refused": "x"',
+    ],
+)
+def test_values_that_no_run_writes_are_damage(file: Path, edited: str) -> None:
+    file.write_text(f'{{"round": 0}}\n{{{edited}}}\n')
+    with pytest.raises(RunError, match="is damaged in its line 2"):
+        read_lines(file)
+    with pytest.raises(RunError, match="is damaged in its last whole line"):
+        read_last_line(file)

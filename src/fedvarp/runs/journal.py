@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.figures import FIGURES
 from fedvarp.whole_files import write_whole
 
+_NUMBERS: Final = frozenset(
+    (*FIGURES, "bytes_up", "bytes_down", "server_bytes", "num_refused", "num_replies")
+)
 _FIRST_LOOK: Final = 4096  # bytes at the end of a file; a usual line has some hundreds
 
 
@@ -208,7 +212,7 @@ def without_nan(value: Any) -> Any:
 def _parsed(line: bytes, file: Path, where: str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
-        int(record["round"])
+        _refuse_other_kinds(record)
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # of JSON, or the encoding
         raise RunError(
             f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
@@ -216,3 +220,17 @@ def _parsed(line: bytes, file: Path, where: str) -> dict[str, Any]:
             f"leave the run out."
         ) from error
     return record
+
+
+def _refuse_other_kinds(record: Mapping[str, Any]) -> None:
+    """Refuses values that no run writes, before somebody calculates with them."""
+    if type(record["round"]) is not int or record["round"] < 0:
+        raise ValueError("round is no whole number")
+    if not isinstance(record.get("clients", []), list):
+        raise TypeError("clients is no list")
+    refused = record.get("refused", {})
+    if not isinstance(refused, dict) or not all(isinstance(why, str) for why in refused.values()):
+        raise TypeError("refused holds no reasons")
+    for name in _NUMBERS & record.keys():
+        if type(record[name]) not in (int, float, type(None)):
+            raise TypeError(f"{name} is no number")
