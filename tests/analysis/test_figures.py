@@ -53,6 +53,19 @@ def test_a_long_legend_reads_in_rows_and_stays_within_the_figure(tmp_path: Path)
     assert box.y0 >= max(axes.get_window_extent().y1 for axes in drawn.axes)
 
 
+def test_long_words_around_a_narrow_figure_stay_within_it(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", train_loss=[2.0, 1.0])
+    drawn = curves_figure(
+        group_runs(read_runs([tmp_path])[0]),
+        about="Each at the best rate of those tried, by validation accuracy (mean of the last)",
+        title="What a newcomer called the figure of the first training of all, at some length",
+    )
+    as_read(drawn)
+    for text in (drawn.legends[0].get_title(), *drawn.texts):
+        box = text.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= drawn.bbox.x1, text
+
+
 def test_panels_are_those_that_were_measured(tmp_path: Path) -> None:
     write_run(tmp_path / "0", train_loss=[2.0, 1.0])
     (only,) = curves_figure(group_runs(read_runs([tmp_path])[0]), log_loss=True).axes

@@ -85,3 +85,9 @@ def test_a_sweep_is_drawn_at_the_best_rates_unless_all_are_asked_for(tmp_path: P
     assert len(groups) == 2
     assert said is not None
     assert "test accuracy" in said
+    for lr in (0.01, 0.1):  # a setting that tells curves apart shares its brackets with the rate
+        end, settings = 0.7 + lr, {"table.codec": "int8"}
+        write_run(folder / f"int8-{lr}", [0.1, 0.3, end], lr=lr, settings=settings)
+    assert labels(plot(folder))[1:] == [
+        f"FedVARP (codec={codec}, lr=0.1)" for codec in ("unset", "int8")
+    ]

@@ -110,6 +110,7 @@ def test_the_best_rate_is_chosen_by_what_was_asked_for_and_for_each_combination(
         "fedavg, epochs=1": best,
         "fedavg, epochs=5": best,
     }
+    assert f"Best of all fedavg: epochs=1 at rate {best}, {metric} " in result.text()
     assert ("chosen on the test examples" in result.text()) == (metric == "test_accuracy")
     assert json.loads(json.dumps(result.as_json()))["runs"][0]["settings"] == {
         "local_sgd.epochs": "1"

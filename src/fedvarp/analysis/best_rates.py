@@ -49,7 +49,7 @@ def at_best_rates(
     kept = [run for same in alike.values() for run in _best(same, metric).runs]
     tried = {run.path: len(same) > 1 for same in alike.values() for g in same for run in g.runs}
     left = [
-        dataclasses.replace(group, label=f"{group.label} (lr={in_short(group.client_rate)})")
+        dataclasses.replace(group, label=_with_rate(group))
         if tried[group.runs[0].path] and group.runs[0].label is None
         else group
         for group in group_runs(kept)
@@ -58,6 +58,12 @@ def at_best_rates(
         f"Each at the best rate of those tried, by {metric_label(metric).lower().split(' (')[0]} "
         f"(mean of the last fifth of evaluations)"
     )
+
+
+def _with_rate(group: Group) -> str:
+    rate = f"lr={in_short(group.client_rate)}"
+    told_apart = group.label.endswith(")")  # by settings in brackets, which the rate joins
+    return f"{group.label[:-1]}, {rate})" if told_apart else f"{group.label} ({rate})"
 
 
 def _key(group: Group) -> str:

@@ -26,17 +26,19 @@ def caveats(groups: Sequence[Group], smooth: int) -> list[str]:
                 notes.append(
                     f"{run.path} is unfinished: round {run.last_round} of {run.planned_rounds}."
                 )
-            if len(run.rounds) < smooth:
-                notes.append(
-                    f"{run.path} has {len(run.rounds)} evaluations, too few for a running mean "
-                    f"over {smooth}."
-                )
         if group.shortened:
             ends = ", ".join(str(run.last_round) for run in group.runs)
             notes.append(
                 f"The seeds of {group.label} ended after rounds {ends}; its figures are those at "
                 f"round {group.rounds[-1]}, the last that all of them were evaluated at."
             )
+    few = [run for group in groups for run in group.runs if len(run.rounds) < smooth]
+    if few:
+        others = f" ({len(few)} such runs)" if len(few) > 1 else ""
+        notes.append(
+            f"{few[0].path} has {len(few[0].rounds)} evaluations, too few for a running mean over "
+            f"{smooth}{others}."
+        )
     ends_at = sorted({int(group.rounds[-1]) for group in groups})
     if len(ends_at) > 1:
         notes.append(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -102,8 +103,14 @@ def panels(
             if is_log:
                 _make_logarithmic(axes)
         _add_legend(drawn, title)
-        drawn.supxlabel(caption, fontsize=6.5, color="#555555")
+        drawn.supxlabel(_in_lines(caption, drawn, 0.055), fontsize=6.5, color="#555555")
     return drawn
+
+
+def _in_lines(text: str, drawn: Figure, letter: float) -> str:
+    """Breaks lines that are wider than the figure; a letter is as many inches wide."""
+    most = int(drawn.get_figwidth() / letter)
+    return "\n".join(textwrap.fill(line, most) for line in text.splitlines())
 
 
 def line_style(look: Look) -> dict[str, Any]:
@@ -279,6 +286,6 @@ def _add_legend(drawn: Figure, title: str | None) -> None:
         ncols=across,
         handlelength=3.4,
         columnspacing=1.4,
-        title=title,
+        title=None if title is None else _in_lines(title, drawn, 0.09),
         title_fontsize=10,
     )

@@ -233,8 +233,8 @@ class SweepResult:
                 pick = max if higher_is_better(self.metric) else min
                 name = pick(found, key=lambda name: found[name].mean)
                 lines.append(
-                    f"Best of all: {name} at rate {in_short(found[name].client_lr)}, "
-                    f"{self.metric} {found[name].mean:.4g}"
+                    f"Best of all {algorithm}: {name.removeprefix(f'{algorithm}, ')} at rate "
+                    f"{in_short(found[name].client_lr)}, {self.metric} {found[name].mean:.4g}"
                 )
         return lines
 
