@@ -25,14 +25,14 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accepted": accepted})
 
     strategy = FedVARP(
-        num_clients=3,
+        num_clients=int(config["num-clients"]) or None,
         clip_updates=None,
         fraction_evaluate=0.0,
         checkpoint=str(config["checkpoint"]),
         identity=str(config["identity"]),
         ask_names=bool(config["ask-names"]),
         late_replies=0,
-        min_available_nodes=3,
+        min_available_nodes=int(config["min-nodes"]),
         train_metrics_aggr_fn=write_down,
     )
     result = strategy.start(
