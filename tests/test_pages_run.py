@@ -18,7 +18,7 @@ from website.blocks import Block, blocks
 ROOT = Path(__file__).parents[1]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 QUICK = {"own-algorithm.md", "loggers.md"}
-NEEDS_MORE = {"several-machines.md": "other machines"}
+NEEDS_MORE = {"several-machines.md": "other machines", "loggers.md": "somebody who watches"}
 
 PAGES = [
     pytest.param(page, marks=() if page.name in QUICK else pytest.mark.slow, id=page.name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from fedvarp.cli.analysis import register
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from some_runs import digits_runs, write_run
+from waiting import wait_for
 
 app = typer.Typer()
 register(app)
@@ -43,6 +47,24 @@ def test_compare_prints_all_its_formats(real_runs: Path) -> None:
     assert json.loads(type_(*words))["target"] == {"metric": "train_loss", "value": 1.5}
     assert "| FedVARP |" in type_("compare", real_runs, "--format", "markdown")
     assert "<td>" in type_("compare", real_runs, "--format", "html")
+
+
+def test_a_page_that_is_watched_ends_with_ctrl_c_however_often(real_runs: Path) -> None:
+    pytest.importorskip("plotly", reason="the extra fedvarp[plots] is not installed")
+    before = signal.getsignal(signal.SIGINT)
+
+    def press_twice() -> None:
+        wait_for(lambda: signal.getsignal(signal.SIGINT) is not before)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=press_twice)
+    impatient.start()
+    text = type_("report", real_runs, "--watch")
+    impatient.join()
+    assert text.startswith("http://127.0.0.1:")
+    assert "Ended; the runs go on." in text
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_plot_and_report_say_where_the_file_is(real_runs: Path, tmp_path: Path) -> None:

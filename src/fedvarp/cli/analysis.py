@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from fedvarp.cli.folders import telling_new_folders
+
+_LOOK_EVERY: Final = 0.5  # seconds
 
 Runs = Annotated[
     list[Path],
@@ -176,11 +178,14 @@ def _serve(runs: list[Path], title: str, port: int, how: dict[str, Any]) -> None
     from fedvarp.analysis.report.watching import LOOPBACK, Watcher, serving
 
     watcher = Watcher(runs, lambda: compare(runs, **how), title)
+    ended = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: ended.set())  # a second one changes nothing
     with serving(watcher, port) as server:
         typer.echo(f"http://{LOOPBACK}:{server.server_address[1]}/")
         typer.echo("Renewed while runs go on. Ctrl-C ends it.", err=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        while not ended.wait(_LOOK_EVERY):  # a signal just before it waits does not wake it
+            pass
+    signal.signal(signal.SIGINT, before)
     typer.echo("Ended; the runs go on.", err=True)
 
 

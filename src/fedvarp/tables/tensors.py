@@ -5,9 +5,9 @@
 tensor([0, 0, 1])
 >>> whole_numbers("cluster_of", np.array([0.0, 2.0]), length=2).dtype
 torch.int64
->>> whole_numbers("cluster_of", torch.zeros(3, 1, dtype=torch.int64), length=3)
+>>> whole_numbers("cluster_of", torch.zeros(3, 1).long(), length=3)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-ValueError: cluster_of has shape (3, 1); it must have shape (3,), one whole number for each client.
+fedvarp.errors.InvalidError: cluster_of has shape (3, 1); it must have shape (3,), one ...
 """
 
 from __future__ import annotations
