@@ -248,7 +248,7 @@ def test_runs_that_measured_nothing_in_common(tmp_path: Path) -> None:
 def test_the_caption_speaks_of_diverged_runs(ablation: Path) -> None:
     def caption() -> str:
         drawn = panel(ablation, "clients_per_round").figure
-        return str(drawn.get_supxlabel())
+        return " ".join(drawn.get_supxlabel().split())  # wrapped to the figure
 
     assert "diverged" not in caption()
     write_run(ablation / "bad", [0.1, None], settings={"clients_per_round": 50})
