@@ -180,12 +180,14 @@ def _serve(runs: list[Path], title: str, port: int, how: dict[str, Any]) -> None
     watcher = Watcher(runs, lambda: compare(runs, **how), title)
     ended = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: ended.set())  # a second one changes nothing
-    with serving(watcher, port) as server:
-        typer.echo(f"http://{LOOPBACK}:{server.server_address[1]}/")
-        typer.echo("Renewed while runs go on. Ctrl-C ends it.", err=True)
-        while not ended.wait(_LOOK_EVERY):  # a signal just before it waits does not wake it
-            pass
-    signal.signal(signal.SIGINT, before)
+    try:
+        with serving(watcher, port) as server:
+            typer.echo(f"http://{LOOPBACK}:{server.server_address[1]}/")
+            typer.echo("Renewed while runs go on. Ctrl-C ends it.", err=True)
+            while not ended.wait(_LOOK_EVERY):  # a signal just before it waits does not wake it
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
     typer.echo("Ended; the runs go on.", err=True)
 
 
