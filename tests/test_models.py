@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
+from fedvarp.errors import InvalidError
 from fedvarp.models import (
     CharGRU,
     LeNet5,
@@ -36,6 +37,8 @@ CASES: dict[str, Case] = {
     # conv 3·6·25+6 and 6·16·25+16, linear 400·120+120, 120·84+84, 84·10+10
     "LeNet5": (LeNet5, 456 + 2416 + 48_120 + 10_164 + 850, images, 10),
     "ResNet18": (ResNet18, 11_173_962, images, 10),
+    # convolutions of the stages (36 + 128 + 512 + 2048)·16², else 257·16 and the head's biases
+    "ResNet18, narrow": (lambda: ResNet18(width=16), 2724 * 256 + 257 * 16 + 10, images, 10),
     # embedding 80·8, three gates of 8·128 + 128·128 + 2·128, linear 128·80+80
     "CharGRU": (CharGRU, 640 + 3 * (1024 + 16_384 + 256) + 10_320, windows, 80),
     "LogisticRegression": (lambda: LogisticRegression(64, 10), 650, vectors, 10),
@@ -118,6 +121,11 @@ def test_lenet_is_the_textbook_relu_then_pool() -> None:
     ours = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
     theirs = torch.autograd.grad(cross_entropy(textbook(x), y), list(model.parameters()))
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_channels_that_cannot_be_grouped_are_refused() -> None:
+    with pytest.raises(InvalidError, match="12 channels cannot be divided into 8 groups"):
+        ResNet18(groups=8, width=12)
 
 
 def test_char_gru_reads_the_window_in_order() -> None:

@@ -16,7 +16,7 @@ from fedvarp.experiments.files import load_settings
 from fedvarp.experiments.sweep_grid import Grid
 
 TEXTS = {page.name: page.read_text() for page in PAGES}
-TEXT = TEXTS["reproduction.md"]
+TEXT = TEXTS["reproduction-tables.md"]
 EVERYTHING = "\n".join(TEXTS.values())
 
 

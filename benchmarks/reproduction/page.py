@@ -15,7 +15,9 @@ from benchmarks.reproduction import steadiness
 from fedvarp.cli.app import app
 
 _STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
-PAGES: Final = tuple(ROOT / "docs" / name for name in ("reproduction.md", "algorithms.md"))
+PAGES: Final = tuple(
+    ROOT / "docs" / name for name in ("reproduction.md", "reproduction-tables.md", "algorithms.md")
+)
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
 _TYPED: Final = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", flags=re.MULTILINE)

@@ -85,3 +85,19 @@ def test_html_has_a_table_for_each_of_the_text_and_escapes_names(tmp_path: Path)
     assert "<b>" not in found
     assert "&lt;b&gt;mine *" in found
     assert "is unfinished: round 10 of 500." in found
+
+
+def test_in_brief_there_are_the_headline_the_target_and_the_differences(
+    two_algorithms: Path,
+) -> None:
+    compared = compare([two_algorithms], target=0.5, smooth=2, beside="fedavg")
+    whole, short = formatted(compared), formatted(compared, brief=True)
+    assert whole.startswith(short[: short.index("To 50 %")])
+    for title, stays in {"To 50 %": True, "Beside FedAvg": True, "At the end": False}.items():
+        assert f"\n{title}" in whole
+        assert (f"\n{title}" in short) is stays
+
+
+def test_in_brief_runs_without_a_target_are_shown_at_their_end(tmp_path: Path) -> None:
+    write_run(tmp_path / "only", train_loss=[3.0, 2.0])
+    assert "At the end" in formatted(compare([tmp_path]), brief=True)

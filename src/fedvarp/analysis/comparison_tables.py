@@ -33,6 +33,12 @@ def tables(comparison: Comparison) -> list[Table]:
     return [*made, _cost_table(comparison)]
 
 
+def _brief_tables(comparison: Comparison) -> list[Table]:
+    first = _end_table if comparison.target is None else _target_table
+    beside = comparison.baseline
+    return [first(comparison), *([] if beside is None else [_beside_table(comparison, beside)])]
+
+
 def explanations(comparison: Comparison) -> list[str]:
     """Says what the columns of the tables mean, in a paragraph each."""
     about = []
@@ -62,11 +68,13 @@ def explanations(comparison: Comparison) -> list[str]:
     return about
 
 
-def formatted(comparison: Comparison, format: Format = "text") -> str:
+def formatted(comparison: Comparison, format: Format = "text", *, brief: bool = False) -> str:
     """Writes a comparison.
 
     Args:
         comparison: What to write.
+        brief: Whether only the headline, the way to the target (or else the end) and the
+            differences from another algorithm are written, with what is special about these runs.
         format: "text", "markdown" and "html" have the tables, what their columns mean, and what is
             special about these runs. "csv" has a line for each group, with unrounded means over
             seeds. "json" has everything, each seed's figures too.
@@ -78,8 +86,8 @@ def formatted(comparison: Comparison, format: Format = "text") -> str:
         return comparison_as_csv(comparison)
     if format == "json":
         return comparison_as_json(comparison)
-    shown = tables(comparison)
-    below = [*explanations(comparison), *comparison.notes]
+    shown = _brief_tables(comparison) if brief else tables(comparison)
+    below = [*([] if brief else explanations(comparison)), *comparison.notes]
     above = [sentences] if (sentences := headline(comparison)) else []
     if format == "text":
         first = paragraphs(above) + "\n" if above else ""

@@ -56,6 +56,9 @@ def compare(
             help="Adds a table of differences from it, seed by seed, with 95 % intervals.",
         ),
     ] = None,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Who got there first, and differences, if asked for.")
+    ] = False,
     allow_different: AllowDifferent = False,
 ) -> None:
     """Prints who got where, how soon and at what cost, as means over seeds."""
@@ -69,7 +72,7 @@ def compare(
         beside=beside,
         allow_different=allow_different,
     )
-    typer.echo(analysis.formatted(compared, format), nl=False)
+    typer.echo(analysis.formatted(compared, format, brief=brief), nl=False)
 
 
 def plot(
