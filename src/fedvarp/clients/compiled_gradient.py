@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value
 
+from fedvarp.clients.local_training import generators_kept
 from fedvarp.server.flat_model import FlatModel
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class CompiledGradient:
         before = self._model.buffers()
         if not before:
             return False
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        with generators_kept(x.device):
             self._plain(w, x, y, out)
         after = self._model.buffers()
         self._model.load_buffers(before)

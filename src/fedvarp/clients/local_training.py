@@ -325,12 +325,21 @@ def layers_draw_from(generator: torch.Generator, device: torch.device) -> Iterat
     """Lends torch's global generators in a keyed state, for layers such as dropout."""
     before = torch.get_rng_state()
     torch.set_rng_state(generator.get_state())
-    elsewhere = [device] if device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(elsewhere, enabled=bool(elsewhere)):
-            if elsewhere:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+        if device.type == "cpu":
             yield
+        else:
+            accelerator = torch.get_device_module(device)
+            chosen = getattr(accelerator, "device", contextlib.nullcontext)  # some have but one
+            with generators_kept(device):
+                with chosen(device):
+                    accelerator.manual_seed(int(torch.randint(2**62, ())))
+                yield
     finally:
         torch.set_rng_state(before)
+
+
+def generators_kept(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Puts torch's global generators, the CPU's and a device's own, back as they were."""
+    elsewhere = [] if device.type == "cpu" else [device]
+    return torch.random.fork_rng(elsewhere, device_type=device.type)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.local_training import Loss, batches
+from fedvarp.clients.local_training import Loss, batches, generators_kept
 from fedvarp.data.federated_dataset import Examples, FederatedDataset
 from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
@@ -44,8 +44,7 @@ def refuse_untrainable(
         model, loss = copy.deepcopy((model, loss))
     except Exception:  # whatever it is, it is no fault of the model's or the loss's
         return
-    elsewhere = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(elsewhere), torch.enable_grad():
+    with generators_kept(device), torch.enable_grad():
         model.train()
         try:
             output = model(x)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -24,6 +27,8 @@ from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Recording
 
+_SLOW: Final = 0.02  # seconds of a commit, from which on a thread for the next one is worth it
+
 
 class RecordedRun:
     """A simulation that leaves a run directory behind and goes on where the last one ended.
@@ -35,7 +40,7 @@ class RecordedRun:
             may be told anew is written once everything else agrees.
         given: The content of what the settings only name; a resumed run must have the same.
         recording: How often it is committed, and whether that waits for the disk.
-        after_commit: Called once a checkpoint is written.
+        to_write: Called before each commit; what it gives is called once that is written.
     """
 
     def __init__(
@@ -45,14 +50,16 @@ class RecordedRun:
         settings: Mapping[str, Any],
         given: Mapping[str, Any],
         recording: Recording,
-        after_commit: Callable[[], None],
+        to_write: Callable[[], Callable[[], None]],
     ) -> None:
         self._directory = directory
         self._simulation = simulation
         self._settings = settings
         self._lasting = lasting({**settings, **given})
         self._recording = recording
-        self._after_commit = after_commit
+        self._to_write = to_write
+        self._committing = threading.Lock()
+        self._is_slow = False  # the last commit was
         self._texts = KeptTexts(directory)
         self._uncommitted: dict[str, Mapping[str, Any]] = {}
         directory.remove_strays()
@@ -69,7 +76,8 @@ class RecordedRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._opened.close()
+        with self._committing:  # which may go on after the second Ctrl-C
+            self._opened.close()
 
     def run(self, rounds: int, announce: bool = True) -> SimulationResult:
         """Goes on from the last checkpoint to round `rounds`.
@@ -87,7 +95,7 @@ class RecordedRun:
             last = record if _is_evaluated(record) else last
         result = self._simulation.run(rounds, self._recording.progress, keep=self._keep, last=last)
         if self._checkpoint.round != self._simulation.server.round:
-            self._commit()
+            self._commit(self._to_write())
         self._metrics.sync()
         if result.stopped == "interrupted" and announce and self._recording.progress is not False:
             Console(stderr=True).print(
@@ -139,14 +147,27 @@ class RecordedRun:
         # No commit waits until the disk has these: a power failure may have cost some.
         self._timings.cut_back_or_further(notes.get("timings_bytes", 0))
 
-    def _keep(self, record: Record, seconds: float) -> None:
+    def _keep(self, record: Record, seconds: float) -> Callable[[], None] | None:
         self._metrics.append(record)
         self._uncommitted[record_key(record)] = record
         self._timings.append({"round": record["round"], "seconds": seconds})
-        if record["round"] % self._recording.commit_every == 0:
-            self._commit()
+        if record["round"] % self._recording.commit_every:
+            return None
+        written = self._to_write()
+        # The next cohort is drawn before it is trained, and a sampler may learn from that.
+        if self._is_slow and not isinstance(self._simulation.sampler, LearningSampler):
+            return functools.partial(self._commit, written)
+        self._commit(written)
+        return None
 
-    def _commit(self) -> None:
+    def _commit(self, written: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        with self._committing:
+            self._commit_now()
+            written()
+        self._is_slow = time.perf_counter() - start > _SLOW
+
+    def _commit_now(self) -> None:
         sampler = self._simulation.sampler
         self._checkpoint.commit(
             self._simulation.server,
@@ -160,7 +181,6 @@ class RecordedRun:
             entries={**self._uncommitted, **self._texts.changed()},
         )
         self._uncommitted = {}
-        self._after_commit()
 
 
 def _is_evaluated(record: Record) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -31,6 +32,10 @@ from fedvarp.simulation.result import SimulationResult, Stopped
 from fedvarp.simulation.settings import Evaluation
 from fedvarp.trainers.base import ClientTrainer
 
+Commit = Callable[[], None]
+Keep = Callable[[Record, float], Commit | None]
+"""Takes a round's record and the seconds it took; gives what is left to do, if that takes long."""
+
 
 @dataclass(eq=False)
 class Simulation:
@@ -53,7 +58,7 @@ class Simulation:
         self,
         rounds: int,
         progress: bool | None = None,
-        keep: Callable[[Record, float], None] | None = None,
+        keep: Keep | None = None,
         last: Record | None = None,
     ) -> SimulationResult:
         """Trains up to round `rounds`, from wherever the server is.
@@ -65,8 +70,8 @@ class Simulation:
         Args:
             rounds: T.
             progress: Whether to show a bar; None: in a terminal.
-            keep: Takes each record and the seconds it took, and commits the round. Whoever gives it
-                has the records then: the result is without.
+            keep: Takes each record and commits the round. Whoever gives it has the records then:
+                the result is without.
             last: The record of the newest evaluation, of a run that goes on.
 
         Returns:
@@ -75,7 +80,7 @@ class Simulation:
         bar = RunProgress(self.title, self.server.round, rounds, progress)
         log = _Log(self.server, self.callbacks, keep, bar)
         record = None if last is not None else self._first_record()
-        with bar, Interruption() as interruption, _kept_if_all_fails(self.model):
+        with bar, Interruption() as interruption, _kept_if_all_fails(self.model), log:
             while True:
                 figures = self._evaluation_beside_training(record, rounds, interruption)
                 if record is not None and figures is None:
@@ -83,21 +88,23 @@ class Simulation:
                 why = self._why_stop(rounds, last, log.stopped, interruption)
                 if why is not None:
                     break
-                cohort, updates = self._train_cohort()
+                cohort, updates = self._train_cohort(log)
                 if record is not None and figures is not None:
                     last = log.finish(record, figures()) or last
                     why = self._why_stop(rounds, last, log.stopped, interruption)
                     if why == "target":  # the cohort was trained in vain
                         break
+                log.settle()  # before the server changes
                 record = self._receive(cohort, updates)
         self.model.bind(self.server.w.clone())
         self.model.load_buffers(self.buffers)
         return SimulationResult(self.server, self.model.module, log.metrics, why)
 
-    def _train_cohort(self) -> tuple[Cohort, RoundUpdates]:
+    def _train_cohort(self, log: _Log) -> tuple[Cohort, RoundUpdates]:
         """Algorithm 2, lines 3 to 7, for any algorithm."""
         t = self.server.round
         if self.reclustering is not None and self.reclustering.is_due(t):
+            log.settle()  # before rows change
             self.reclustering.renew(self.server, self.buffers)
         for callback in self.callbacks:
             callback.on_round_begin(t, self.server)
@@ -106,7 +113,8 @@ class Simulation:
         broadcast = self.server.broadcast(answering.clients)  # line 4: w to everybody in S
         if self.buffers:
             broadcast = dataclasses.replace(broadcast, buffers=self.buffers)
-        updates = self.trainer.train(broadcast, answering.clients, t)  # lines 5 to 7: Δ_i
+        with log.settled_meanwhile():
+            updates = self.trainer.train(broadcast, answering.clients, t)  # lines 5 to 7: Δ_i
         return cohort, self._for_the_server(updates, cohort)
 
     def _for_the_server(self, updates: RoundUpdates, cohort: Cohort) -> RoundUpdates:
@@ -213,13 +221,17 @@ def _kept_if_all_fails(model: FlatModel) -> Iterator[None]:
 
 
 class _Log:
-    """Where finished records go: to the callbacks, the run's directory and the bar."""
+    """Where finished records go: to the callbacks, the run's directory and the bar.
+
+    A commit that takes long runs while the next cohort is trained, which changes nothing of what is
+    committed; before the server changes, it is done. The bar shows a round once it is committed.
+    """
 
     def __init__(
         self,
         server: Server,
         callbacks: Sequence[Callback],
-        keep: Callable[[Record, float], None] | None,
+        keep: Keep | None,
         bar: RunProgress,
     ) -> None:
         self.metrics: list[Record] = []
@@ -229,6 +241,13 @@ class _Log:
         self._callbacks = callbacks
         self._keep = keep
         self._clock = time.perf_counter()
+        self._unsettled: tuple[Record, Commit | None] | None = None
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.settle()  # a round that is done is kept, whatever happens to the next one
 
     def finish(self, record: Record, figures: Figures) -> Record | None:
         """Completes a record and passes it on; returns it if it was evaluated."""
@@ -245,10 +264,33 @@ class _Log:
         if self._keep is None:  # a run that is kept can have tens of thousands
             self.metrics.append(record)
         seconds, self._clock = time.perf_counter() - self._clock, time.perf_counter()
-        if self._keep is not None:
-            self._keep(record, seconds)
-        self._bar.advance(record)
+        commit = None if self._keep is None else self._keep(record, seconds)
+        self._unsettled = record, commit
+        if commit is None or self._callbacks:  # which may change the server before it trains
+            self.settle()
         return record if figures else None
+
+    def settle(self) -> None:
+        """Commits what has not been committed yet."""
+        if self._unsettled is not None:
+            (record, commit), self._unsettled = self._unsettled, None
+            if commit is not None:
+                commit()
+            self._bar.advance(record)
+
+    @contextlib.contextmanager
+    def settled_meanwhile(self) -> Iterator[None]:
+        """Commits beside what is done within, and is done with it afterwards."""
+        if self._unsettled is None:
+            yield
+            return
+        (record, commit), self._unsettled = self._unsettled, None
+        assert commit is not None  # else it was settled at once
+        with ThreadPoolExecutor(1, "commit") as beside:  # which waits for it at the end
+            committed = beside.submit(commit)
+            yield
+        committed.result()
+        self._bar.advance(record)
 
 
 def _add(record: Record, callback: Callback, metrics: Mapping[str, float] | None) -> None:

@@ -152,7 +152,7 @@ class Task:
                 result = simulation.run(self.rounds, self.recording.progress)
             else:
                 with RecordedRun(
-                    directory, simulation, kept, given, self.recording, choice.write
+                    directory, simulation, kept, given, self.recording, choice.to_write
                 ) as recorded:
                     result = recorded.run(self.rounds, announce=settings is None)
         result = dataclasses.replace(result, settings=told)
@@ -303,9 +303,12 @@ class _Choice:
         """Takes the choice."""
         self._chosen = {"name": name, "auto": why}
 
-    def write(self) -> None:
-        """Writes it into config.toml, once."""
-        if self._directory is not None and self._chosen:
-            trainer = {**self._kept["trainer"], **self._chosen}
+    def to_write(self) -> Callable[[], None]:
+        """What is chosen by now: a function that writes it into config.toml, once."""
+        chosen, self._chosen = self._chosen, {}
+        return functools.partial(self._write, chosen)
+
+    def _write(self, chosen: Mapping[str, str]) -> None:
+        if self._directory is not None and chosen:
+            trainer = {**self._kept["trainer"], **chosen}
             self._directory.write_settings({**self._kept, "trainer": trainer})
-            self._chosen = {}

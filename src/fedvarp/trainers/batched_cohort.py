@@ -34,8 +34,7 @@ class BatchedCohort:
     y: Tensor  # (n, ...)
     batches: Tensor  # (steps, M, batch size) rows of x and y, or _PADDING
     in_order: bool  # whether x and y lie in the order in which they are read
-    num_active: list[int]  # of each step: how many clients take it; they are the first ones
-    padded: list[bool]  # of each step: whether a batch is smaller than others
+    sizes: list[list[int]]  # of each step: the batches of those who take it, who stand first
     augment: Augmentation | None
     augmenting: list[torch.Generator]
 
@@ -92,9 +91,8 @@ class BatchedCohort:
             y=y.to(device),
             batches=batches.contiguous().to(device),
             in_order=in_order,
-            num_active=[sum(n > step for n in num_steps) for step in range(num_steps[0])],
-            padded=[
-                any(s[step : step + 1] not in ((), (widest,)) for s in sizes.values())
+            sizes=[
+                [sizes[n][step] for n in num_examples if step < len(sizes[n])]
                 for step in range(num_steps[0])
             ],
             augment=augment,
@@ -110,8 +108,8 @@ class BatchedCohort:
         Returns:
             Inputs (A, B, ...), targets (A, B, ...) and which of them are real; None: all.
         """
-        rows = self.batches[step, : self.num_active[step]]
-        real = rows != _PADDING if self.padded[step] else None
+        rows = self.batches[step, : len(self.sizes[step])]
+        real = rows != _PADDING if min(self.sizes[step]) < rows.shape[1] else None
         if real is not None:
             # Padding counts for nothing, but 0 · inf is NaN: it must not be another client's.
             rows = torch.where(real, rows, rows[:, :1])
@@ -122,9 +120,8 @@ class BatchedCohort:
             x, y = (part.index_select(0, rows.reshape(-1)) for part in (self.x, self.y))
         x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
         if self.augment is not None:
-            for m, (inputs, generator) in enumerate(zip(x, self.augmenting, strict=False)):
-                own = slice(None) if real is None else real[m]
-                inputs[own] = self.augment(inputs[own], generator)
+            for inputs, size, generator in zip(x, self.sizes[step], self.augmenting, strict=False):
+                inputs[:size] = self.augment(inputs[:size], generator)
         return x, y, real
 
 

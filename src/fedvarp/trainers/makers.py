@@ -87,7 +87,8 @@ def make_auto(parts: TrainerParts) -> AutoTrainer:
         candidates["parallel"] = Candidate(make_parallel(parts), exact=exact, for_long_rounds=True)
     if parts.local_sgd.optimizer is not None:
         not_tried["vectorised"] = "it takes steps of SGD alone"
-    elif not parts.exact and not parts.compile:
+    elif not parts.compile and not (parts.exact and parts.on_cpu):
+        # A GPU's kernels add up in an order of their own: there are no bits to keep to.
         candidates["vectorised"] = Candidate(make_vectorised(parts), exact=False)
     return AutoTrainer(candidates, parts.on_choice, not_tried)
 

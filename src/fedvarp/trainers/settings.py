@@ -33,9 +33,10 @@ class Trainer(Section):
     """Whether gradients are compiled: takes a while at first, and then may be faster."""
     exact: bool = True
     """Whether auto and parallel keep to the plain loop's figures bit for bit; if not, auto may
-    choose "vectorised", and the workers of parallel share the clients that are left over."""
+    choose "vectorised", as it always may on a GPU, and the workers of parallel share the clients
+    that are left over."""
     device: str = "cpu"
-    """Where to train, such as "cuda"."""
+    """Where to train, such as "cuda"; no GPU has run it so far."""
     threads: Count | None = None
     """Of torch while the run lasts, evaluations included; 1 unless given, the fastest for small
     models. Sums of floats depend on it, so it is a setting like any other."""

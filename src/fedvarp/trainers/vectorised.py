@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -116,11 +116,12 @@ class VectorisedTrainer(ClientTrainer):
         total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
         pull = (broadcast.proximal, w) if broadcast.proximal else None
         rate, state = sgd.rate(round), _plain_attributes(self.model.module, self.loss)
-        for step, going in enumerate(cohort.num_active):  # line 2
+        for step, sizes in enumerate(cohort.sizes):  # line 2
             x, y, mask = cohort.batch(step)
+            going = len(sizes)
             walking = local[:going]
             if mask is not None and self.loss is not cross_entropy:  # goes through client by client
-                losses, gradient = self._gradients(walking, x, y, mask)
+                losses, gradient = self._gradients(walking, x, y, mask, sizes)
             else:
                 losses, gradient = self._replay(walking, x, y, mask, state=state)  # line 3
             total_loss[:going] += losses
@@ -142,20 +143,30 @@ class VectorisedTrainer(ClientTrainer):
         return Replay(self._gradients)
 
     def _gradients(
-        self, local: Tensor, x: Tensor, y: Tensor, mask: Tensor | None
+        self,
+        local: Tensor,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        sizes: Sequence[int] = (),
     ) -> tuple[Tensor, Tensor]:
         """(A,) the loss of each client's batch, and (A, d) its gradient at the client's own row."""
         parameters = self.model.unflatten(local.detach())
         for parameter in parameters.values():
             parameter.requires_grad_()
-        losses = self._losses(parameters, x, y, mask)
+        losses = self._losses(parameters, x, y, mask, sizes)
         # No client's loss depends on another's parameters: the gradient of the sum is each one's.
         parts = torch.autograd.grad(losses.sum(), list(parameters.values()), materialize_grads=True)
         gradient = torch.cat([part.reshape(len(local), -1) for part in parts], dim=1)
         return losses.detach(), gradient
 
     def _losses(
-        self, parameters: dict[str, Tensor], x: Tensor, y: Tensor, mask: Tensor | None
+        self,
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        sizes: Sequence[int],
     ) -> Tensor:
         """(A,) the loss of each client's batch at its own parameters, (A, ...)."""
         try:
@@ -170,8 +181,9 @@ class VectorisedTrainer(ClientTrainer):
                 f"{str(error).splitlines()[0]} Layers that draw random numbers (dropout) or change "
                 f'buffers are the usual cause; trainer="parallel" takes any model.'
             ) from error
-        own = zip(outputs, y, mask, strict=True)
-        return torch.stack([self.loss(output[real], target[real]) for output, target, real in own])
+        # By sizes, which Python knows: a mask would have it wait for the device in every step.
+        own = zip(outputs, y, sizes, strict=True)
+        return torch.stack([self.loss(output[:n], target[:n]) for output, target, n in own])
 
     def _outputs(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         return _tensor(functional_call(self.model.module, parameters, (inputs,)))
