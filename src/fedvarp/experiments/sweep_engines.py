@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -84,7 +84,7 @@ def make_engine(
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Every run in a process of its own; see `fedvarp.experiments.sweep_worker`.
+    """Processes that train one run after another; see `fedvarp.experiments.sweep_worker`.
 
     Attributes:
         jobs: Runs at once.
@@ -99,46 +99,61 @@ class LocalEngine:
     ) -> Iterator[Outcome | None]:
         """See `Engine.run`."""
         waiting = deque(directories)
-        running: list[_Process] = []
+        busy: list[_Worker] = []
+        idle: list[_Worker] = []
         # Runs use cores better than clients do, which leave some idle at the end of each round.
         cores = max(1, usable_cores() // max(1, min(self.jobs, len(waiting))))
         stopping, heartbeat = False, time.monotonic()
         try:
-            while running or (waiting and not stopping):
+            while busy or (waiting and not stopping):
                 if stop() and not stopping:
                     stopping = True
-                    for process in running:
-                        process.interrupt()
-                while waiting and len(running) < self.jobs and not stopping:
-                    running.append(_Process(waiting.popleft(), self.data_dir, cores))
-                for process in [process for process in running if process.ended]:
-                    running.remove(process)
-                    error = process.error()
-                    yield Outcome(process.directory, None if stopping or stop() else error)
+                    for worker in busy:
+                        worker.interrupt()
+                while waiting and len(busy) < self.jobs and not stopping:
+                    worker = idle.pop() if idle else _Worker(self.data_dir, cores)
+                    busy.append(worker)
+                    worker.begin(waiting.popleft())
+                for worker in [worker for worker in busy if worker.run_has_ended]:
+                    busy.remove(worker)
+                    error = worker.error()
+                    if worker.is_alive:
+                        idle.append(worker)
+                    else:
+                        worker.end()
+                    yield Outcome(worker.directory, None if stopping or stop() else error)
                 if time.monotonic() - heartbeat > _HEARTBEAT:
                     heartbeat = time.monotonic()
                     yield None
                 time.sleep(_LOOK_EVERY)
         finally:
-            for process in running:
-                process.kill()
+            for worker in busy:
+                worker.kill()
+            for worker in [*busy, *idle]:
+                worker.end()
 
 
-class _Process:
-    """A `sweep_worker` for one run."""
+class _Worker:
+    """A `sweep_worker`, which takes runs from its standard input.
 
-    def __init__(self, directory: Path, data_dir: Path | None, cores: int) -> None:
-        self.directory = directory
+    Attributes:
+        directory: The run that it was given last.
+    """
+
+    directory: Path
+
+    def __init__(self, data_dir: Path | None, cores: int) -> None:
+        self._read = 0  # bytes of its reports
         # Files, not pipes: a process whose pipe is full would wait for a reader.
         with ExitStack() as opened:
-            self._report = opened.enter_context(tempfile.TemporaryFile())
+            self._reports = opened.enter_context(tempfile.TemporaryFile())
             self._said = opened.enter_context(tempfile.TemporaryFile())
             where = [] if data_dir is None else [str(data_dir)]
             watched = who_is_watched()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedvarp.experiments.sweep_worker", str(directory), *where],
-                stdin=subprocess.DEVNULL,
-                stdout=self._report,
+                [sys.executable, "-m", "fedvarp.experiments.sweep_worker", *where],
+                stdin=subprocess.PIPE,
+                stdout=self._reports,
                 stderr=None if wants_tracebacks() else self._said,
                 env={**os.environ, CORES_VARIABLE: str(cores)},
                 # Ctrl-C reaches all processes of a terminal's group; a second SIGINT, from us,
@@ -149,29 +164,52 @@ class _Process:
             )
             self._opened = opened.pop_all()
 
+    def begin(self, directory: Path) -> None:
+        """Hands it the next run."""
+        self.directory = directory
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died meanwhile, which `error` tells
+            self._process.stdin.write(json.dumps(str(directory)).encode() + b"\n")
+            self._process.stdin.flush()
+
     @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def run_has_ended(self) -> bool:
+        return not self.is_alive or self._unread().endswith(b"\n")
 
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end(self) -> None:
+        """Lets it come to its end, once no run of its own is under way."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._opened.close()
 
     def error(self) -> str | None:
-        """Why it ended too early, once it has ended; None if it did not."""
-        with self._opened:
-            self._report.seek(0)
-            self._said.seek(0)
-            report, said = self._report.read(), self._said.read().decode(errors="replace")
+        """Why its run ended too early, once that has ended; None if it did not."""
+        report = self._unread()
+        self._read += len(report)
         if report.endswith(b"\n"):  # else it ended before it could say how
             error: str | None = json.loads(report)["error"]
             return error
-        code = self._process.returncode
+        code = self._process.wait()
         if code < 0:
             return f"{signal.Signals(-code).name} ended it; SIGKILL often means too little memory"
-        last = [f": {line}" for line in said.strip().splitlines()[-1:]]
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip()
+        last = [f": {line}" for line in said.splitlines()[-1:]]
         return f"it ended with exit code {code}" + "".join(last)
+
+    def _unread(self) -> bytes:
+        # Not by seek and read: the position in the file is the process's own, too.
+        size = os.fstat(self._reports.fileno()).st_size
+        return os.pread(self._reports.fileno(), size - self._read, self._read)

@@ -1,6 +1,8 @@
-"""One run of a sweep in a process of its own: ``python -m fedvarp.experiments.sweep_worker RUN``.
+"""A process that trains runs of a sweep: ``python -m fedvarp.experiments.sweep_worker [DATA]``.
 
-It resumes the run and writes how that ended to standard output, as one line of JSON.
+It resumes each run that it is given on standard input, one line of JSON with its directory, and
+writes how that ended to standard output, as one line of JSON. Runs follow each other in a process
+because loading torch takes as long as a short run does.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,15 +51,23 @@ def train_to_the_end(run: str | Path, data_dir: str | Path | None) -> str | None
 
 
 def main() -> None:
-    """The program: its arguments are the run's directory and, if need be, that of the data."""
-    report_to = os.dup(sys.stdout.fileno())
+    """The program: its argument is, if need be, the folder of the data."""
+    given, report_to = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())  # no run takes another's place by reading
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is no report
     interrupt_on_sigterm()
     interrupt_once_on(SWEEP_IS_DEAD)
-    run, *data_dir = sys.argv[1:]
-    error = train_to_the_end(run, data_dir[0] if data_dir else None)
-    with os.fdopen(report_to, "w") as report:
-        report.write(json.dumps({"error": error}) + "\n")
+    data_dir = sys.argv[1] if len(sys.argv) > 1 else None
+    with (
+        os.fdopen(given) as runs,
+        os.fdopen(report_to, "w") as reports,
+        suppress(KeyboardInterrupt),  # between two runs
+    ):
+        for line in runs:
+            error = train_to_the_end(json.loads(line), data_dir)
+            reports.write(json.dumps({"error": error}) + "\n")
+            reports.flush()
 
 
 if __name__ == "__main__":
