@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -146,3 +147,48 @@ def test_groups_need_a_common_round(tmp_path: Path) -> None:
     (group,) = group_runs(read_runs(runs)[0])
     with pytest.raises(RunError, match="share no evaluated round"):
         _ = group.rounds
+
+
+def sweep_over_epochs(folder: Path, said: object) -> Path:
+    for epochs in (1, 5):
+        sgd = {"local_sgd": {"lr": 0.1, "epochs": epochs}}
+        write_run(folder / f"epochs{epochs}", [0.1, 0.2 * epochs], settings=sgd)
+    (folder / "sweep.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_what_one_sweep_tried_is_compared_without_asking(tmp_path: Path) -> None:
+    tried = {"runs": [{"settings": {"local_sgd.epochs": "1"}}]}
+    compared = compare([sweep_over_epochs(tmp_path / "sweep", tried)])
+    assert [group.label for group in compared.groups] == [
+        "FedVARP (epochs=1)",
+        "FedVARP (epochs=5)",
+    ]
+    assert any("different tasks: local_sgd.epochs: 1 (" in note for note in compared.notes)
+
+
+@pytest.mark.parametrize("said", [[], {"runs": 3}, {"runs": ["one"]}, {"runs": [{"seed": 0}]}])
+def test_what_no_sweep_says_it_tried_is_refused(tmp_path: Path, said: object) -> None:
+    with pytest.raises(RunError, match=r"local_sgd\.epochs: 1 \("):
+        compare([sweep_over_epochs(tmp_path / "sweep", said)])
+
+
+def test_a_sweep_beside_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
+    tried = {"runs": [{"settings": {"local_sgd.epochs": "1"}}]}
+    sweep = sweep_over_epochs(tmp_path / "sweep", tried)
+    another = write_run(tmp_path / "another", [0.1, 0.3], algorithm="fedavg")
+    with pytest.raises(RunError, match=r"local_sgd\.epochs"):
+        compare([sweep, another])
+
+
+def test_rates_are_short_and_still_told_apart(tmp_path: Path) -> None:
+    for place, rate in enumerate((0.1 / 3, 0.1)):
+        write_run(tmp_path / "short" / f"{place}", [0.1, 0.2], lr=rate)
+    for place, rate in enumerate((0.033333301, 0.033333302)):
+        write_run(tmp_path / "alike" / f"{place}", [0.1, 0.2], lr=rate)
+    short, alike = (compare([tmp_path / name]).groups for name in ("short", "alike"))
+    assert [group.label for group in short] == ["FedVARP (lr=0.0333)", "FedVARP (lr=0.1)"]
+    assert [group.label for group in alike] == [
+        "FedVARP (lr=0.033333301)",
+        "FedVARP (lr=0.033333302)",
+    ]

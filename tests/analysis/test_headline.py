@@ -19,7 +19,7 @@ def test_who_is_first_by_how_much_and_who_never_gets_there(tmp_path: Path) -> No
     said = headline(compare([tmp_path], target=0.5, smooth=1))
     assert said == (
         "FedVARP gets to 50 % test accuracy first, in 10 rounds, 4.0 times as soon as FedAvg; then "
-        "MIFA in 20, FedAvg in 40; not in every seed: SCAFFOLD (mean of 1 evaluations). At the end "
+        "MIFA in 20, FedAvg in 40; not in every seed: SCAFFOLD. At the end "
         "FedVARP has the most accuracy, 60.0 %, and SCAFFOLD the least, 10.0 %."
     )
 
@@ -75,4 +75,19 @@ def test_nobody_is_first_where_all_arrive_together(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg")
     write_run(tmp_path / "v", [0.1, 0.6])
     said = headline(compare([tmp_path], target=0.5, smooth=1))
-    assert said.startswith("FedAvg, FedVARP get to 50 % test accuracy together, in 10 rounds (mean")
+    assert said.startswith("FedAvg and FedVARP get to 50 % test accuracy together, in 10 rounds")
+
+
+def test_few_evaluations_are_told_by_the_last_one(tmp_path: Path) -> None:
+    """Nobody has five to take the mean of; what the servers hold is not all there is to say."""
+    write_run(tmp_path / "a", [0.1, 0.2, 0.3], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.5, 0.4])
+    said = headline(compare([tmp_path], smooth=5))
+    assert "FedVARP has the most accuracy in the last evaluation, 40.0 %, and FedAvg" in said
+
+
+def test_without_an_accuracy_the_least_loss_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", train_loss=[1.0, 0.5], algorithm="fedavg")
+    write_run(tmp_path / "v", train_loss=[1.0, 0.25])
+    said = headline(compare([tmp_path], smooth=1))
+    assert "FedVARP has the least training loss, 0.25, and FedAvg the most, 0.5." in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from fedvarp.analysis.groups import Group, group_runs
 from fedvarp.analysis.metric_names import metric_label
 from fedvarp.analysis.runs import Run
 from fedvarp.analysis.setting_kinds import CLIENT_RATE
+from fedvarp.analysis.sweep_file import are_of_sweeps, deciding_metric
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.figures import DECIDING, higher_is_better, late_mean
 
@@ -42,7 +42,7 @@ def at_best_rates(
     for group in groups:
         alike[_key(group)].append(group)
     several = [same for same in alike.values() if len(same) > 1]
-    wanted = rates == "best" or (rates is None and all(map(_is_of_a_sweep, runs)))
+    wanted = rates == "best" or (rates is None and are_of_sweeps(runs))
     metric = _deciding(runs) if several and wanted else None
     if metric is None:
         return list(groups), None
@@ -87,19 +87,5 @@ def _best(groups: Sequence[Group], metric: str) -> Group:
 
 def _deciding(runs: Sequence[Run]) -> str | None:
     """What the sweep chose by, if all are of one that says so; else by what all recorded."""
-    told = {_sweep_metric(run) for run in runs}
     common = set.intersection(*(set(run.figures) for run in runs))
-    order = [*told, *DECIDING] if len(told) == 1 else list(DECIDING)
-    return next((name for name in order if name in common), None)
-
-
-def _is_of_a_sweep(run: Run) -> bool:
-    return (run.path.parent / "sweep.json").is_file()
-
-
-def _sweep_metric(run: Run) -> str | None:
-    try:
-        told = json.loads((run.path.parent / "sweep.json").read_text(encoding="utf-8"))
-        return str(told["metric"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return next((name for name in (deciding_metric(runs), *DECIDING) if name in common), None)

@@ -153,7 +153,8 @@ def compare(
         smooth: Evaluations in the running mean of the second rule.
         beside: An algorithm to show all others beside, seed by seed, with intervals; where there
             are several groups of it, the one that ends best.
-        allow_different: Compares runs of different tasks too, and says in what they differ.
+        allow_different: Compares runs of different tasks too, and says in what they differ; those
+            that one sweep tried need no permission.
 
     Returns:
         The figures of each group, and notes.
@@ -166,7 +167,7 @@ def compare(
     runs, notes = read_runs(paths)
     if not allow_different:
         refuse_different_tasks(runs)
-    elif differences := task_differences(runs):
+    if differences := task_differences(runs):
         notes.append("The runs are of different tasks: " + "; ".join(differences) + ".")
     groups = group_runs(runs)
     aim = _target(runs, target, target_loss, smooth)

@@ -96,39 +96,29 @@ def _figures(row: Row, others: Sequence[str]) -> dict[str, Any]:
         "smoothed": _reached_figures(row.smoothed, row.smoothed_speed_up),
     }
     for name, spread in _spreads(row, others).items():
-        figures[name] = (
-            None
-            if spread is None
-            else {
-                "mean": spread.mean,
-                "std": spread.std,
-                "per_seed": spread.per_seed,
-            }
-        )
+        figures[name] = _each(spread, "mean", "std", "per_seed")
     return figures | {name: getattr(row, of) for name, of in _COSTS.items()}
 
 
+def _each(of: object | None, *names: str) -> dict[str, Any] | None:
+    return None if of is None else {name: getattr(of, name) for name in names}
+
+
 def _beside_figures(one: Beside) -> dict[str, Any]:
-    found = {"speed_up": one.speed_up, "late_accuracy": one.late_accuracy,
-             "half_accuracy": one.half_accuracy}  # fmt: skip
     return {"seeds": one.seeds, "rounds": one.rounds} | {
-        name: None
-        if figure is None
-        else {"mean": figure.mean, "interval": figure.interval, "per_seed": figure.per_seed}
-        for name, figure in found.items()
+        name: _each(getattr(one, name), "mean", "interval", "per_seed")
+        for name in ("speed_up", "late_accuracy", "half_accuracy")
     }
 
 
 def _reached_figures(reached: Reached | None, speed_up: SpeedUp | None) -> dict[str, Any] | None:
-    return (
-        None
-        if reached is None
-        else {
-            "rounds": reached.mean_rounds,
-            "rounds_per_seed": reached.rounds,
-            "bytes": reached.mean_sent,
-            "bytes_per_seed": reached.sent,
-            "speed_up": None if speed_up is None else speed_up.factor,
-            "speed_up_is_lower_bound": None if speed_up is None else speed_up.is_lower_bound,
-        }
-    )
+    if reached is None:
+        return None
+    return {
+        "rounds": reached.mean_rounds,
+        "rounds_per_seed": reached.rounds,
+        "bytes": reached.mean_sent,
+        "bytes_per_seed": reached.sent,
+        "speed_up": None if speed_up is None else speed_up.factor,
+        "speed_up_is_lower_bound": None if speed_up is None else speed_up.is_lower_bound,
+    }

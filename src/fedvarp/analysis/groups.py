@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvarp.analysis.labels import shown_value, sortable, telling_settings
+from fedvarp.analysis.labels import shown_values, sortable, telling_settings
 from fedvarp.analysis.runs import Floats, Run
 from fedvarp.analysis.setting_kinds import (
     CLIENT_RATE,
     METRIC_SETTINGS,
+    belongs,
     is_of_the_method,
     is_of_the_running,
     shown_name,
 )
 from fedvarp.analysis.styles import Look, in_order, look_of
+from fedvarp.analysis.sweep_file import tried_settings
 from fedvarp.analysis.targets import running_mean
 from fedvarp.runs.errors import RunError
 
@@ -165,34 +167,36 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         settings = [_without_running(same[0].settings, follow_seed) for same in mine]
         names = _all_names(settings)
         apart = telling_settings([name for name in names if _differs(name, settings)], settings)
+        shown = {name: shown_values([its.get(name) for its in settings]) for name in apart}
         order = sorted(
             range(len(mine)), key=lambda i: [sortable(settings[i].get(n)) for n in apart]
         )
         for variant, i in enumerate(order):
             look = look_of(algorithm, variant)
-            what = ", ".join(
-                f"{shown_name(n, names)}={shown_value(settings[i].get(n))}" for n in apart
-            )
+            what = ", ".join(f"{shown_name(name, names)}={shown[name][i]}" for name in apart)
             label = f"{look.label} ({what})" if what else look.label
             label = mine[i][0].label or label
             groups.append(Group(label, look, settings[i], mine[i]))
     return groups
 
 
-def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
+def task_differences(
+    runs: Sequence[Run], same_start: bool = True, but_for: Collection[str] = ()
+) -> list[str]:
     """Finds in what the tasks of some runs differ.
 
     Args:
         runs: To compare.
         same_start: Whether runs with one seed should have begun with one loss: the initial weights
             of a run made in Python are on no record.
+        but_for: Settings, or sections of them, in which they may differ.
 
     Returns:
         Each difference, with the runs concerned; empty if there is none.
     """
     follow_seed = _seed_settings(runs)
     settings = [_without_running(run.settings, follow_seed) for run in runs]
-    differences = []
+    differences, are_alike = [], True
     measured = [_of_metrics(run.settings) for run in runs]  # who lacks one is of the same task
     for name in (*_all_names(settings), *_all_names(measured)):
         values: dict[str, list[Run]] = defaultdict(list)
@@ -201,12 +205,14 @@ def task_differences(runs: Sequence[Run], same_start: bool = True) -> list[str]:
                 continue
             values[str({**mine, **its}.get(name, "not set"))].append(run)
         if len(values) > 1 and not is_of_the_method(name):
-            differences.append(f"{name}: {_who_has_what(values)}")
-    return differences or (_different_starts(runs) if same_start else [])
+            are_alike = False
+            if not belongs(name, but_for):
+                differences.append(f"{name}: {_who_has_what(values)}")
+    return _different_starts(runs) if same_start and are_alike else differences
 
 
 def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None:
-    """Refuses runs of different tasks.
+    """Refuses runs of different tasks, unless it is one sweep that tried them.
 
     Args:
         runs: To compare.
@@ -215,7 +221,7 @@ def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None
     Raises:
         RunError: The runs are not of one task; the message names each difference.
     """
-    if differences := task_differences(runs, same_start):
+    if differences := task_differences(runs, same_start, tried_settings(runs)):
         # What both sides set says most; a run made in Python and one of a config share few names.
         differences.sort(key=lambda difference: "not set (" in difference)
         more = len(differences) - _MOST_DIFFERENCES

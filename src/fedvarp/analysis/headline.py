@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fedvarp.analysis.comparison import BASELINE, Comparison, Row
-from fedvarp.analysis.units import in_bytes, in_percent
+from fedvarp.analysis.units import in_bytes, in_digits, in_percent
 
 _CHANGES_CLIENTS: Final = "scaffold"  # it corrects every local gradient
 _TOLD: Final = 0.05  # a share of bytes or rounds below which two groups are called the same
@@ -41,8 +41,8 @@ def _best_of_each(rows: Sequence[Row]) -> list[Row]:
 
 def _rank(row: Row) -> tuple[float, float]:
     rounds = row.smoothed.mean_rounds if row.smoothed is not None else None
-    accuracy = row.late_accuracy.mean if row.late_accuracy is not None else 0.0
-    return math.inf if rounds is None else rounds, -accuracy
+    accuracy = row.late_accuracy or row.final_accuracy
+    return math.inf if rounds is None else rounds, 0.0 if accuracy is None else -accuracy.mean
 
 
 def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -54,8 +54,9 @@ def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
     together = [row for row, later in there if later == rounds]
     others = there[len(together) :]
     if len(together) > 1:
-        names = ", ".join(row.group.label for row in together)
-        line = f"{names} get to {comparison.target} together, in {rounds:.0f} rounds"
+        *names, last = (row.group.label for row in together)
+        who = f"{', '.join(names)} and {last}"
+        line = f"{who} get to {comparison.target} together, in {rounds:.0f} rounds"
     else:
         line = f"{first.group.label} gets to {comparison.target} first, in {rounds:.0f} rounds"
     of_fedavg = any(row.group.algorithm == BASELINE for row in together)
@@ -68,7 +69,8 @@ def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
     late = [row.group.label for row in rows if row not in [one for one, _ in there]]
     if late:
         line += f"; not in every seed: {', '.join(late)}"
-    return f"{line} (mean of {comparison.smooth} evaluations)."
+    rule = f" (mean of {comparison.smooth} evaluations)" if comparison.smooth > 1 else ""
+    return f"{line}{rule}."
 
 
 def _arrived(rows: Sequence[Row]) -> list[tuple[Row, float]]:
@@ -80,19 +82,36 @@ def _arrived(rows: Sequence[Row]) -> list[tuple[Row, float]]:
 
 
 def _of_the_end(rows: Sequence[Row]) -> str:
-    ends = [
-        (row, row.late_accuracy)
-        for row in rows
-        if row.late_accuracy is not None and math.isfinite(row.late_accuracy.mean)
-    ]
-    if len(ends) < 2 or len({row.rounds for row, _ in ends}) > 1:
+    if len({row.rounds for row in rows}) > 1:
         return ""  # curves of unequal lengths do not end at the same place
-    best, most = max(ends, key=lambda pair: pair[1].mean)
-    worst, least = min(ends, key=lambda pair: pair[1].mean)
-    return (
-        f"At the end {best.group.label} has the most accuracy, {in_percent(most.mean, None)}, and "
-        f"{worst.group.label} the least, {in_percent(least.mean, None)}."
-    )
+    for what, spreads, written in (
+        ("accuracy", [row.late_accuracy for row in rows], _percent),
+        ("accuracy in the last evaluation", [row.final_accuracy for row in rows], _percent),
+        ("training loss", [row.train_loss for row in rows], _digits),
+        ("test loss", [row.test_loss for row in rows], _digits),
+    ):
+        ends = [
+            (spread.mean, row.group.label)
+            for row, spread in zip(rows, spreads, strict=True)
+            if spread is not None and math.isfinite(spread.mean)
+        ]
+        if len(ends) > 1:
+            most, least = max(ends, key=lambda end: end[0]), min(ends, key=lambda end: end[0])
+            best, worst = (least, most) if what.endswith("loss") else (most, least)
+            words = ("least", "most") if what.endswith("loss") else ("most", "least")
+            return (
+                f"At the end {best[1]} has the {words[0]} {what}, {written(best[0])}, and "
+                f"{worst[1]} the {words[1]}, {written(worst[0])}."
+            )
+    return ""
+
+
+def _percent(mean: float) -> str:
+    return in_percent(mean, None)
+
+
+def _digits(mean: float) -> str:
+    return in_digits(mean, None)
 
 
 def _of_costs(rows: Sequence[Row]) -> str:

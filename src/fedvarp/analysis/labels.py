@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fedvarp.analysis.units import in_short
+from fedvarp.analysis.units import in_short, in_short_apart
 
 _LONGEST_LIST: Final = 8  # that a label writes out
 _HASH: Final = re.compile(r"\b(?:sha256 )?([0-9a-f]{8})(?:[0-9a-f]{4}){1,2}\b(?:, Python [\d.]+)?")
@@ -59,6 +59,17 @@ def shown_value(value: Any) -> str:
     if isinstance(value, list) and len(value) > _LONGEST_LIST:
         return f"{len(value)} entries #{zlib.crc32(str(value).encode()):08x}"
     return in_short(value) if isinstance(value, float) else _HASH.sub(r"#\1", str(value))
+
+
+def shown_values(values: Sequence[Any]) -> list[str]:
+    """A setting's value in each group as a label has it, those that differ told apart.
+
+    >>> shown_values([0.1, None]), shown_values([1.00000001, 1.00000002])
+    (['0.1', 'unset'], ['1.00000001', '1.00000002'])
+    """
+    numbers = {value for value in values if isinstance(value, float)}
+    exact = dict(zip(numbers, in_short_apart(list(numbers)), strict=True))
+    return [exact[v] if isinstance(v, float) else shown_value(v) for v in values]
 
 
 def sortable(value: Any) -> tuple[int, float, str]:

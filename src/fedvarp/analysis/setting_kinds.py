@@ -70,7 +70,7 @@ def is_of_the_running(name: str) -> bool:
     >>> is_of_the_running("trainer.workers"), is_of_the_running("table.codec")
     (True, False)
     """
-    return _belongs(name, RUNNING)
+    return belongs(name, RUNNING)
 
 
 def is_of_the_method(name: str) -> bool:
@@ -79,7 +79,7 @@ def is_of_the_method(name: str) -> bool:
     >>> is_of_the_method("table.codec"), is_of_the_method("data.alpha")
     (True, False)
     """
-    return _belongs(name, METHOD)
+    return belongs(name, METHOD)
 
 
 def axis_label(name: str) -> str:
@@ -106,5 +106,6 @@ def shown_name(name: str, among: Iterable[str]) -> str:
     return name if alike and section != "local_sgd" else last
 
 
-def _belongs(name: str, kind: Iterable[str]) -> bool:
+def belongs(name: str, kind: Iterable[str]) -> bool:
+    """Tells whether a setting is one of some settings, or in one of some sections."""
     return any(name == known or name.startswith(f"{known}.") for known in kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -76,12 +77,24 @@ def in_digits(mean: float, std: float | None) -> str:
 def in_short(number: float) -> str:
     """Writes a setting as people do: a rate of the paper's grid is a power of ten.
 
-    >>> in_short(0.1), in_short(10**-1.5), in_short(0.05), in_short(1 / 3)
-    ('0.1', '10^-1.5', '0.05', '0.333333')
+    >>> in_short(0.1), in_short(10**-1.5), in_short(0.05), in_short(0.1 / 3), in_short(123456)
+    ('0.1', '10^-1.5', '0.05', '0.0333', '123456')
     """
     text = f"{number:g}"
-    if number > 0 and len(text) > _LONG_NUMBER:
+    if len(text) <= _LONG_NUMBER:
+        return text
+    if number > 0:
         halves = round(2 * math.log10(number))
         if math.isclose(number, 10 ** (halves / 2), rel_tol=1e-9):
             return f"10^{halves / 2:g}"
-    return text
+    return f"{number:.3g}"
+
+
+def in_short_apart(numbers: Sequence[float]) -> list[str]:
+    """Writes settings as `in_short` does, but with every digit where two would read alike.
+
+    >>> in_short_apart([0.1 / 3, 0.1]), in_short_apart([0.03333331, 0.03333332])
+    (['0.0333', '0.1'], ['0.03333331', '0.03333332'])
+    """
+    texts = [in_short(number) for number in numbers]
+    return texts if len(set(texts)) == len(set(numbers)) else [repr(number) for number in numbers]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from fedvarp.cli.folders import telling_new_folders
+
+if TYPE_CHECKING:
+    from fedvarp.analysis.report.watching import Watcher
 
 _LOOK_EVERY: Final = 0.5  # seconds
 
@@ -154,33 +158,34 @@ def report(
     With --watch it is served to this machine's browsers instead, until Ctrl-C.
     """
     from fedvarp import analysis
+    from fedvarp.analysis.headline import headline
+    from fedvarp.analysis.report.page import write_page
+    from fedvarp.analysis.report.watching import Watcher
 
     if watch == (out is not None):
         raise typer.BadParameter("give one of --out FILE, for a page to keep, and --watch")
-    how: dict[str, Any] = {
-        "target": target,
-        "target_loss": target_loss,
-        "smooth": smooth,
-        "allow_different": allow_different,
-    }
+
+    compared = partial(
+        analysis.compare,
+        runs,
+        target=target,
+        target_loss=target_loss,
+        smooth=smooth,
+        allow_different=allow_different,
+    )
     if out is None:
-        _serve(runs, title, port, how)
+        _serve(Watcher(runs, compared, title), port)
         return
+    comparison = compared()
     with telling_new_folders(out):
-        file = analysis.write_report(
-            runs,
-            out,
-            title=title,
-            **how,
-        )
-    typer.echo(file)
+        typer.echo(write_page(comparison, out, title))
+    if said := headline(comparison):
+        _remark(said)
 
 
-def _serve(runs: list[Path], title: str, port: int, how: dict[str, Any]) -> None:
-    from fedvarp.analysis.comparison import compare
-    from fedvarp.analysis.report.watching import LOOPBACK, Watcher, serving
+def _serve(watcher: Watcher, port: int) -> None:
+    from fedvarp.analysis.report.watching import LOOPBACK, serving
 
-    watcher = Watcher(runs, lambda: compare(runs, **how), title)
     ended = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: ended.set())  # a second one changes nothing
     try:

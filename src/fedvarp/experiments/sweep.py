@@ -8,7 +8,7 @@ are not repeated.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -134,7 +134,7 @@ class Sweep:
         return cls(folder, grid, runs, others, select_on)
 
     def run(self, engine: Engine, on_progress: OnProgress | None = None) -> SweepResult:
-        """Resumes the runs that are not finished, and writes sweep.json.
+        """Resumes the runs that are not finished, and writes sweep.json: before them and after.
 
         The first Ctrl-C lets the runs under way finish their round and ends the sweep; the same
         call goes on.
@@ -148,6 +148,7 @@ class Sweep:
         """
         errors: dict[Path, str] = {}
         left = _unfinished(dict(self.runs))
+        self._result(left, errors).write()  # whoever looks meanwhile sees what is tried
         with Interruption() as stop:
             for outcome in engine.run(list(left), lambda: stop.requested):
                 if outcome is not None and outcome.error is not None:
@@ -155,18 +156,26 @@ class Sweep:
                 left = _unfinished(left)
                 if on_progress is not None:
                     on_progress(len(self.runs) - len(left), self._rounds_done(left))
-        result = SweepResult(
+        result = self._result(left, errors, stop.requested)
+        result.write()
+        return result
+
+    def _result(
+        self,
+        left: Collection[Path],
+        errors: Mapping[Path, str],
+        interrupted: bool = False,
+    ) -> SweepResult:
+        return SweepResult(
             directory=self.out,
             runs=[
                 _swept(path, settings, path not in left, errors.get(path), self.others[path])
                 for path, settings in self.runs
             ],
             client_lrs=self.grid.client_lrs,
-            interrupted=stop.requested,
+            interrupted=interrupted,
             select_on=self.select_on,
         )
-        result.write()
-        return result
 
     @property
     def rounds_done(self) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from fedvarp.analysis.units import in_short
+from fedvarp.analysis.units import in_short, in_short_apart
 from fedvarp.experiments.sweep_grid import in_words
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.figures import DECIDING, higher_is_better, late_mean
@@ -147,7 +147,8 @@ class SweepResult:
         if asked is not None and asked not in _KINDS:
             return asked
         order = [name for name in DECIDING if asked is None or name.startswith(asked)]
-        return next((name for name in order if name in recorded), "test_accuracy")
+        unknown = "test_accuracy" if asked is None else order[0]
+        return next((name for name in order if name in recorded), unknown)
 
     @property
     def rule(self) -> str:
@@ -295,7 +296,7 @@ class SweepResult:
             A table of mean figures, the best of each algorithm starred, and the rule; what lies at
             the edge of the grid, what learned nothing, and what is not finished.
         """
-        header = ["client rate", *map(in_short, self.client_lrs)]
+        header = ["client rate", *in_short_apart(self.client_lrs)]
         rows = [header, *(self._row(algorithm) for algorithm in self.algorithms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [

@@ -89,7 +89,8 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
-        self._writer_class = _summary_writer()
+        module = _extra("torch.utils.tensorboard", "TensorBoard", "tensorboard")
+        self._writer_class: type[SummaryWriter] = module.SummaryWriter
         self._log_dir = log_dir
         self._writer: SummaryWriter | None = None
 
@@ -128,10 +129,7 @@ class MLflowLogger(Logger):
         run_id: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            mlflow = importlib.import_module("mlflow")
-        except ImportError as error:
-            raise ImportError('MLflow is not installed: pip install "fedvarp[mlflow]"') from error
+        mlflow = _extra("mlflow", "MLflow", "mlflow")
         # A client of its own: the global state of mlflow.start_run() allows one run at a time.
         self._client = mlflow.MlflowClient(tracking_uri=tracking_uri)
         self._metric = importlib.import_module("mlflow.entities").Metric
@@ -179,12 +177,7 @@ class WandbLogger(Logger):
         folder: str | os.PathLike[str] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise ImportError(
-                'Weights & Biases is not installed: pip install "fedvarp[wandb]"'
-            ) from error
+        wandb = _extra("wandb", "Weights & Biases", "wandb")
         self._run = wandb.init(
             project=project,
             name=run_name,
@@ -230,11 +223,8 @@ def loggers_of(recording: Recording, name: str, settings: Mapping[str, Any]) -> 
     return made
 
 
-def _summary_writer() -> type[SummaryWriter]:
+def _extra(module: str, called: str, extra: str) -> Any:
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            'TensorBoard is not installed: pip install "fedvarp[tensorboard]"'
-        ) from error
-    return SummaryWriter
+        raise ImportError(f'{called} is not installed: pip install "fedvarp[{extra}]"') from error

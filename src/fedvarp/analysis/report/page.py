@@ -100,9 +100,7 @@ def write_report(
             the page's name does not end in .html.
         ImportError: plotly is not installed.
     """
-    file = Path(out)
-    if file.suffix.lower() not in _ENDINGS:
-        raise RunError(f"{file} does not end in .html, as a page that browsers open does.")
+    _refuse_ending(Path(out))
     comparison = compare(
         paths,
         target=target,
@@ -110,10 +108,34 @@ def write_report(
         smooth=smooth,
         allow_different=allow_different,
     )
+    return write_page(comparison, Path(out), title)
+
+
+def write_page(comparison: Comparison, file: Path, title: str) -> Path:
+    """Writes the page about runs that are compared already, whole or not at all.
+
+    Args:
+        comparison: Of the runs that the page is about.
+        file: An .html file.
+        title: The headline.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: A file of the runs is damaged, or the page's name does not end in .html.
+        ImportError: plotly is not installed.
+    """
+    _refuse_ending(file)
     text = page(comparison, title)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, text)
     return file
+
+
+def _refuse_ending(file: Path) -> None:
+    if file.suffix.lower() not in _ENDINGS:
+        raise RunError(f"{file} does not end in .html, as a page that browsers open does.")
 
 
 def page(comparison: Comparison, title: str, *, live: str | None = None, whole: bool = True) -> str:
