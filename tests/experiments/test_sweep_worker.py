@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,11 +98,14 @@ def test_a_worker_that_ends_without_a_report_is_told_with_its_last_words(
 def test_one_process_trains_run_after_run(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *args, **how: started.append(popen(*args, **how)) or started[-1]
-    )
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     runs = [RunDirectory(tmp_path / name) for name in ("one", "two")]
     for run in runs:
         run.create(load_settings(config).as_toml())
