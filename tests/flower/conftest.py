@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from flower.deployment import Deployment
     from flower.handmade_replies import Round
 
 collect_ignore = ["deployed_app", "stock_app"]
@@ -28,3 +31,12 @@ def one_round() -> Round:
     from flower.handmade_replies import Round, a_strategy
 
     return Round(a_strategy())
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    """Three SuperNodes at a SuperLink, all of them processes of their own."""
+    from flower.deployment import NUM_CLIENTS, deployed
+
+    with deployed(tmp_path, NUM_CLIENTS) as started:
+        yield started

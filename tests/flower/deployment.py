@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
 from fedvarp import Checkpoint
-from flower.federation import Federation
+from flower.federation import Federation, Tls, federation
 
 APP = Path(__file__).with_name("deployed_app")
 NUM_CLIENTS, NUM_STEPS, CLIENT_LR = 3, 4, 0.1  # as in deployed_app
 
+ON_REAL_PROCESSES: Final = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
+]
+
 
 @dataclass
 class Deployment:
-    """Three SuperNodes and a run that a test can hold, kill and submit again."""
+    """SuperNodes and a run that a test can hold, kill and submit again."""
 
     flower: Federation
     events: Path
@@ -83,6 +93,19 @@ class Deployment:
                     if key.startswith("history/") and "train" in entry
                 },
             )
+
+
+@contextmanager
+def deployed(
+    folder: Path, num_supernodes: int, *superlink_options: str, tls: Tls | None = None
+) -> Iterator[Deployment]:
+    """A SuperLink with so many SuperNodes."""
+    (folder / "events").mkdir()
+    with federation(folder / "flower", tls) as flower:
+        flower.start_superlink(*superlink_options)
+        for client in range(num_supernodes):
+            flower.start_supernode(client)
+        yield Deployment(flower, folder / "events", folder / "checkpoint")
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -24,8 +26,10 @@ def test_arrays_go_there_and_back_whatever_their_type_and_order(dtype: str, orde
     assert np.array_equal(back["a"].numpy(), numbers)
     assert back["b"].shape == ()
     out = torch.empty(7)
-    assert layout.difference(torch.ones(7), arrays, out) == 4, "the largest absolute value"
+    largest, norm = layout.difference(torch.ones(7), arrays, out)
     assert out.tolist() == [1, 0, -1, -2, -3, -4, 0.5]
+    assert largest == 4
+    assert norm == pytest.approx(math.sqrt(1 + 1 + 4 + 9 + 16 + 0.25))
 
 
 def test_a_model_without_numbers_to_train_is_refused() -> None:

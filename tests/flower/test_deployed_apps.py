@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedvarp import Checkpoint
-from flower.federation import Federation, federation
+from flower.deployment import ON_REAL_PROCESSES, Deployment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
-]
+pytestmark = ON_REAL_PROCESSES
 
 STOCK_APP = Path(__file__).with_name("stock_app")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 
 
-@pytest.fixture
-def flower(tmp_path: Path) -> Iterator[Federation]:
-    with federation(tmp_path / "flower") as started:
-        started.start_superlink()
-        for client in range(3):
-            started.start_supernode(client)
-        yield started
-
-
-def test_a_stock_client_works_unchanged(flower: Federation, tmp_path: Path) -> None:
+def test_a_stock_client_works_unchanged(deployment: Deployment) -> None:
+    flower = deployment.flower
     nodes = {flower.node_id(f"supernode-{client}") for client in range(3)}
-    run = flower.submit("run", STOCK_APP, {"checkpoint": str(tmp_path / "checkpoint")})
+    run = flower.submit("run", STOCK_APP, {"checkpoint": str(deployment.checkpoint)})
     flower.wait_for_end(run)
-    with Checkpoint(tmp_path / "checkpoint") as checkpoint:
+    with Checkpoint(deployment.checkpoint) as checkpoint:
         entries = checkpoint.entries()
         assert checkpoint.round == 2
         w = checkpoint.store.read_tensor("state", "w", torch.float32, (8 * 3 + 3,))
@@ -49,16 +36,17 @@ def test_a_stock_client_works_unchanged(flower: Federation, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("algorithm", ["cluster-fedvarp", "scaffold"])
 def test_the_example_app_learns_on_a_real_deployment(
-    flower: Federation, tmp_path: Path, algorithm: str
+    deployment: Deployment, algorithm: str
 ) -> None:
     config = {
         "algorithm": algorithm,
         "num-server-rounds": 4,
         "num-clients": 3,
-        "checkpoint": str(tmp_path / "checkpoint"),
+        "checkpoint": str(deployment.checkpoint),
     }
+    flower = deployment.flower
     flower.wait_for_end(flower.submit("run", EXAMPLE, config))
-    with Checkpoint(tmp_path / "checkpoint") as checkpoint:
+    with Checkpoint(deployment.checkpoint) as checkpoint:
         entries = checkpoint.entries()
     names = {entry["name"] for key, entry in entries.items() if key.startswith("client/")}
     assert names == {"0", "1", "2"}

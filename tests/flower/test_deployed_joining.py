@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from flower.deployment import Deployment
-from flower.federation import federation, program
+from flower.deployment import ON_REAL_PROCESSES, deployed
+from flower.federation import program
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
-]
+pytestmark = ON_REAL_PROCESSES
 
 
 def test_a_late_client_counts_and_a_forgotten_one_does_not(tmp_path: Path) -> None:
     """The model goes to the mean of the centres (i + 1) e_i of those who are there."""
-    (tmp_path / "events").mkdir()
-    with federation(tmp_path / "flower") as flower:
-        deployment = Deployment(flower, tmp_path / "events", tmp_path / "checkpoint")
-        flower.start_superlink()
-        flower.start_supernode(0)
-        flower.start_supernode(1)
+    with deployed(tmp_path, num_supernodes=2) as deployment:
+        flower = deployment.flower
         settings = {"num-clients": 0, "min-nodes": 2, "ask-names": False}
 
         run = deployment.submit("run", {"num-server-rounds": 10, **settings})

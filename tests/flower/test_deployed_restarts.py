@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from flower.deployment import NUM_CLIENTS, Deployment
-from flower.federation import federation
+from flower.deployment import ON_REAL_PROCESSES, Deployment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
-]
+pytestmark = ON_REAL_PROCESSES
 
 MEAN = [1 / 3, 2 / 3, 1.0]  # of the centres (i + 1) e_i of three clients that count the same
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    (tmp_path / "events").mkdir()
-    with federation(tmp_path / "flower") as flower:
-        flower.start_superlink()
-        for client in range(NUM_CLIENTS):
-            flower.start_supernode(client)
-        yield Deployment(flower, tmp_path / "events", tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("names", [False, True])

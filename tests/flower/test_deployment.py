@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
-import pytest
 
-from flower.deployment import NUM_CLIENTS, Deployment, fedvarp_by_hand
-from flower.federation import federation
+from flower.deployment import NUM_CLIENTS, ON_REAL_PROCESSES, Deployment, fedvarp_by_hand
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+pytestmark = ON_REAL_PROCESSES
 
 DEADLINE = 20.0  # seconds; a round that lost a client takes as long
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    (tmp_path / "events").mkdir()
-    with federation(tmp_path / "flower") as flower:
-        flower.start_superlink()
-        for client in range(NUM_CLIENTS):
-            flower.start_supernode(client)
-        yield Deployment(flower, tmp_path / "events", tmp_path / "checkpoint")
-
-
-@pytest.mark.slow
 def test_a_killed_supernode_keeps_its_row_and_a_killed_server_app_its_run(
     deployment: Deployment,
 ) -> None:
@@ -72,7 +55,6 @@ def test_a_killed_supernode_keeps_its_row_and_a_killed_server_app_its_run(
     np.testing.assert_allclose(resumed.w, fedvarp_by_hand(resumed.accepted), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_killed_superlink_costs_no_more_than_the_round_it_was_in(deployment: Deployment) -> None:
     flower = deployment.flower
     run = deployment.submit("first", {"num-server-rounds": 50, "deadline": 600.0})

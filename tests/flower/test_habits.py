@@ -196,28 +196,75 @@ def decaying_app() -> ClientApp:
     return app
 
 
-def test_a_rate_that_is_sent_is_known_and_a_schedule_does_no_harm() -> None:
-    """Halved every five rounds, rows of other rates would point too far, and it would stay away."""
+def decaying_grid() -> InProcessGrid:
+    grid = InProcessGrid(decaying_app())
+    for number in range(4):
+        grid.connect(100 + number, {"partition-id": number})
+    return grid
 
-    class Halving(FedVARP):
-        def configure_train(
-            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-        ) -> Any:
-            if server_round % 5 == 0:
-                config["lr"] = float(str(config["lr"])) / 2
-            return super().configure_train(server_round, arrays, config, grid)
 
-    ends = {}
-    for key in (None, "another"):
-        grid = InProcessGrid(decaying_app())
-        for number in range(4):
-            grid.connect(100 + number, {"partition-id": number})
-        strategy = Halving(clients_per_round=2, client_lr_key=key, clip_updates=None, **QUIET)
-        start = ConfigRecord({"lr": 0.4})
-        ends[key] = np.array(train(strategy, grid, 25, train_config=start))
-    best = np.array(optimum([0, 1, 2, 3], "uniform"))
-    assert np.abs(ends[None] - best).max() < 0.05
-    assert np.abs(ends["another"] - best).max() > 2 * np.abs(ends[None] - best).max()
+def halved(server_round: int) -> float:
+    """A rate that is halved every five rounds, after one in which nobody moves."""
+    return 0.4 * 0.5 ** (server_round // 5) * (server_round > 1)
+
+
+class HalvedBefore(FedVARP):
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Any:
+        config["lr"] = halved(server_round)
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class HalvedAfterwards(FedVARP):
+    """Writes the rate into the messages once they are made."""
+
+    def configure_train(self, server_round: int, *given: Any) -> Any:
+        messages = list(super().configure_train(server_round, *given))
+        for message in messages:
+            message.content["config"] = ConfigRecord({"lr": halved(server_round)})
+        return messages
+
+
+class HalvedInALoop(HalvedAfterwards, OwnLoop):
+    """The same in a loop of one's own."""
+
+
+def distance_after_a_schedule(kind: Any, **more: Any) -> float:
+    """How far from the optimum a run ends whose rate is halved every five rounds."""
+    strategy = kind(clients_per_round=2, clip_updates=None, **more, **QUIET)
+    end = np.array(train(strategy, decaying_grid(), 25))
+    return float(np.abs(end - optimum([0, 1, 2, 3], "uniform")).max())
+
+
+@pytest.mark.parametrize("kind", [HalvedBefore, HalvedAfterwards, HalvedInALoop])
+def test_a_rate_that_is_sent_is_known_and_a_schedule_does_no_harm(kind: Any) -> None:
+    """Rows of other rates would point too far, and it would stay away."""
+    near = distance_after_a_schedule(kind)
+    assert near < 0.05
+    assert distance_after_a_schedule(kind, client_lr_key="another") > 2 * near
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RecordDict({"config": ConfigRecord()}),
+        RecordDict({"arrays": ArrayRecord({"other": Array(np.zeros(4, dtype=np.float32))})}),
+        RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3, dtype=np.float32))})}),
+    ],
+    ids=["no model", "another name", "another shape"],
+)
+def test_a_message_of_ones_own_with_another_kind_of_model_is_refused_before_it_is_sent(
+    wrong: RecordDict,
+) -> None:
+    class Wrong(FedVARP):
+        def configure_train(self, *given: Any) -> list[Message]:
+            return [Message(content=wrong, message_type="train", dst_node_id=100)]
+
+    grid = centres_grid()
+    with pytest.raises(FedvarpError, match="message to node 100 does not hold the model"):
+        train(Wrong(**QUIET), grid, 1)
+    assert grid.pushed == []
 
 
 def test_a_hook_after_each_round_can_keep_the_best_and_end_the_run(tmp_path: Path) -> None:

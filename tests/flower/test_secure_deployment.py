@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from flower.certificates import make_supernode_key, make_tls
-from flower.deployment import NUM_CLIENTS, Deployment, fedvarp_by_hand
-from flower.federation import federation
+from flower.deployment import NUM_CLIENTS, ON_REAL_PROCESSES, deployed, fedvarp_by_hand
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"),
-]
+pytestmark = ON_REAL_PROCESSES
 
 
 def test_only_supernodes_with_a_registered_key_take_part(tmp_path: Path) -> None:
-    events = tmp_path / "events"
-    events.mkdir()
     keys = [make_supernode_key(tmp_path / f"key-{client}") for client in range(NUM_CLIENTS)]
     wrong_key = make_supernode_key(tmp_path / "wrong-key")
-    with federation(tmp_path / "flower", make_tls(tmp_path / "tls")) as flower:
-        flower.start_superlink("--enable-supernode-auth")
+    tls = make_tls(tmp_path / "tls")
+    with deployed(tmp_path, 0, "--enable-supernode-auth", tls=tls) as deployment:
+        flower = deployment.flower
         registered = []
         for client, key in enumerate(keys):
             public = str(key.with_suffix(".pub"))
@@ -46,7 +39,6 @@ def test_only_supernodes_with_a_registered_key_take_part(tmp_path: Path) -> None
             assert "SuperNode ID" not in flower.log(name)
         assert flower.listening_elsewhere() == []
 
-        deployment = Deployment(flower, events, tmp_path / "checkpoint")
         config = {"num-server-rounds": 2, "identity": "supernode-key"}
         flower.wait_for_end(deployment.submit("run", config))
         saved = deployment.saved()

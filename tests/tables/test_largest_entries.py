@@ -11,7 +11,8 @@ import torch
 from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD
 from fedvarp.algorithms.round_updates import Reply
 from fedvarp.tables import largest_entries
-from fedvarp.tables.largest_entries import LargestEntries, stacked
+from fedvarp.tables.blocks import blocks
+from fedvarp.tables.largest_entries import LargestEntries, measured_as_written, stacked
 
 D = 300_001  # three blocks, the last of them short
 
@@ -69,3 +70,29 @@ def test_a_network_reply_with_nan_is_refused_though_it_was_measured_while_stacki
     updates = RoundUpdates.from_replies(replies, dim=2, client_lr=0.1, dtype=torch.float32)
     server = Server(torch.zeros(2), FedVARP(MemoryTable(2, 2)), ServerSGD())
     assert list(server.receive(updates).refused) == [1]
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
+def test_a_row_is_measured_while_it_is_written(size: float) -> None:
+    """Squares of float32 vanish below 1e-45 and overflow above 3e38; the norm does neither."""
+    numbers = torch.linspace(-1, 2, D) * size
+    row = torch.full((D,), math.nan)
+    largest, norm = measured_as_written(row, (row[here].copy_(numbers[here]) for here in blocks(D)))
+    assert largest == float(numbers.max())
+    assert norm == pytest.approx(float(torch.linalg.vector_norm(numbers.double())), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_shows_in_both(value: float) -> None:
+    row = torch.tensor([1.0, value])
+    assert not any(map(math.isfinite, measured_as_written(row, [row[:1], row[1:]])))
+
+
+def test_norms_are_those_of_the_rows_as_they_are() -> None:
+    deltas = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.0, 1.0]])
+    told = updates_of(deltas, LargestEntries.known([4.0, 2.0, 1.0], deltas, [50.0, 20.0, 10.0]))
+    assert told.norms == [50, 20, 10], "they are believed, not measured again"
+    assert told.keep([2, 0], {}).norms == [10, 50]
+    assert updates_of(deltas).norms == [5, 2, 1]
+    deltas[1, 1] = 6
+    assert told.norms == [5, 6, 1]

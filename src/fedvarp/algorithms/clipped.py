@@ -16,13 +16,9 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.settings.bounds import AboveOne
 from fedvarp.settings.checked import check_fields
 from fedvarp.tables.base import ClientTable
-from fedvarp.tables.blocks import blocks, longest_block
 
 WINDOW: Final = 100
 """How many norms the running median is taken of."""
-
-_SMALL_SQUARES: Final = 1e-20  # of float32, whose squares vanish below 1e-45
-_LARGE_SQUARES: Final = 1e35  # and overflow above 3e38
 
 _FORWARDED: Final = (
     "vectors_down",
@@ -105,7 +101,7 @@ class Clipped(Aggregator):
 
     def _clip(self, updates: RoundUpdates) -> tuple[RoundUpdates, list[float]]:
         """The updates, none of them too long, and the norms they have now."""
-        norms = [_norm(delta) for delta in updates.deltas]
+        norms = updates.norms
         limit = self._limit(self._norms, norms)
         too_long = {m for m, norm in enumerate(norms) if norm > limit}
         if too_long:
@@ -195,14 +191,3 @@ def _newest(earlier: list[float], now: list[float]) -> list[float]:
 def _per_gradient(updates: RoundUpdates, norms: list[float]) -> list[float]:
     """‖Δ_i‖ / τ_i."""
     return [norm / n for norm, n in zip(norms, updates.gradient_counts.tolist(), strict=True)]
-
-
-def _norm(delta: Tensor) -> float:
-    """‖Δ_i‖, its blocks added up in float64; in float64 throughout if squares may be none."""
-    parts = [delta[here] for here in blocks(len(delta))]
-    squares = math.fsum(float(torch.dot(part, part)) for part in parts)
-    if not _SMALL_SQUARES < squares < _LARGE_SQUARES:
-        buffer = delta.new_empty(longest_block(len(delta)), dtype=torch.float64)
-        doubles = (buffer[: len(part)].copy_(part) for part in parts)
-        squares = math.fsum(float(torch.dot(part, part)) for part in doubles)
-    return math.sqrt(squares)

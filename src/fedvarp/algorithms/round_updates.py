@@ -14,6 +14,7 @@ from torch import Tensor
 from fedvarp.errors import InvalidError
 from fedvarp.tables.checks import refuse_duplicates
 from fedvarp.tables.largest_entries import LargestEntries, stacked
+from fedvarp.tables.norms import norm
 
 MOST_STEPS: Final = 10**7
 """More local steps in a round are a fault, or a lie."""
@@ -148,6 +149,14 @@ class RoundUpdates:
         """Those of `deltas`: `measured` while it holds for them, else found by reading them."""
         return LargestEntries.of(self.deltas, self.measured)
 
+    @property
+    def norms(self) -> list[float]:
+        """‖Δ_i‖ of each client: as `measured` has it while that holds, else by reading `deltas`."""
+        known = self.measured
+        if known is not None and known.norms is not None and known.hold_for(self.deltas):
+            return list(known.norms)
+        return [norm(delta) for delta in self.deltas]
+
     def keep(self, positions: Sequence[int], refused: Mapping[int, str]) -> RoundUpdates:
         """The round as if only some of the clients had answered.
 
@@ -158,7 +167,7 @@ class RoundUpdates:
         Returns:
             These rows only.
         """
-        largest = self.largest_entries.values
+        largest, norms = self.largest_entries.values, self.largest_entries.norms
         at = torch.tensor(positions, dtype=torch.int64)
         deltas, counts = self.deltas[at.to(self.deltas.device)], self.num_gradients
         return replace(
@@ -170,7 +179,11 @@ class RoundUpdates:
             num_gradients=None if counts is None else counts[at],
             weights=None if self.weights is None else self.weights[at],
             refused={**self.refused, **refused},
-            measured=LargestEntries.known([largest[p] for p in positions], deltas),
+            measured=LargestEntries.known(
+                [largest[p] for p in positions],
+                deltas,
+                None if norms is None else [norms[p] for p in positions],
+            ),
         )
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import Slot
 from fedvarp.tables.blocks import blocks
+from fedvarp.tables.largest_entries import measured_as_written
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
 _VERSIONS: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # bytes of a header's length
@@ -156,7 +157,9 @@ class Layout:
             vector[slot.start : slot.stop].numpy()[:] = _flat(record[array.name], array)
         return vector
 
-    def difference(self, w: Tensor, record: Mapping[str, Array], out: Tensor) -> float:
+    def difference(
+        self, w: Tensor, record: Mapping[str, Array], out: Tensor
+    ) -> tuple[float, float]:
         """Writes w minus a client's parameters into `out`, in one pass and without a copy of them.
 
         Args:
@@ -165,22 +168,22 @@ class Layout:
             out: (d,) float32, memory for the difference.
 
         Returns:
-            The largest absolute value in `out`; NaN if there is one.
+            The largest absolute value in `out`, and its norm; NaN if there is one.
 
         Raises:
             UnusableArraysError: An array is not what it claims to be.
         """
-        extremes: list[np.float32] = []
+        with np.errstate(all="ignore"):  # NaN and infinity show in what is measured
+            return measured_as_written(out, self._differences(w, record, out))
+
+    def _differences(self, w: Tensor, record: Mapping[str, Array], out: Tensor) -> Iterator[Tensor]:
         for array, slot in self.parameters:
             theirs = _flat(record[array.name], array)
-            ours = w[slot.start : slot.stop].numpy()
-            difference = out[slot.start : slot.stop].numpy()
+            ours, difference = w[slot.start : slot.stop].numpy(), out[slot.start : slot.stop]
             for here in blocks(array.size):
                 part = difference[here]
-                with np.errstate(all="ignore"):  # NaN and infinity show in the extremes
-                    np.subtract(ours[here], theirs[here], out=part, casting="same_kind")
-                    extremes += [part.min(), part.max()]
-        return float(np.abs(extremes).max())
+                np.subtract(ours[here], theirs[here], out=part.numpy(), casting="same_kind")
+                yield part
 
     def read_buffers(self, record: Mapping[str, Array]) -> dict[str, Tensor]:
         """The buffers of a model by name, copied.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from flwr.app import Message, Metadata
+from flwr.app import ArrayRecord, Message, Metadata
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -31,6 +31,8 @@ class Question:
     client_lr: float | None = None  # the rate of the round, once it is settled
     weights: dict[int, float] = field(default_factory=dict)  # by node; empty: all the same
     models: dict[int, Tensor] = field(default_factory=dict)  # node: the model, if it was another
+    unread: tuple[Sequence[Message], ArrayRecord] | None = None  # messages as they were made, and
+    # the model in them: somebody may change them before they are sent
     is_open: bool = False  # whether nobody saw who was asked, so that any node may answer
 
     def model_of(self, node: int) -> Tensor:
@@ -62,7 +64,6 @@ class Ledger:
         round: int,
         w: Tensor,
         rows: Mapping[int, int | None],
-        sent_lr: float | None,
         weights: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         """Notes which model goes to whom.
@@ -71,7 +72,6 @@ class Ledger:
             round: The round, counted from 1.
             w: (d,) float32, the model; kept, so it must not change any more.
             rows: The row of the client at each node that is asked; None if it is not known.
-            sent_lr: The rate that clients are told to use; None: none.
             weights: What each counts for, by node; none: all the same.
         """
         earlier = self._questions.get(str(round)) or Question(round, w, {})
@@ -79,7 +79,6 @@ class Ledger:
             earlier,
             w=w,
             rows={**earlier.rows, **rows},
-            sent_lr=sent_lr,
             weights={**earlier.weights, **weights},
         )
 
@@ -147,6 +146,16 @@ class Ledger:
             messages: Of training or evaluation.
         """
         self._sent.setdefault(round, []).extend(message.metadata for message in messages)
+
+    def will_be_read(self, round: int, messages: Sequence[Message], sent: ArrayRecord) -> None:
+        """Keeps messages until what is sent in the end can be read from them.
+
+        Args:
+            round: The round, counted from 1; somebody was asked in it.
+            messages: Those of the server.
+            sent: The model in them.
+        """
+        self._questions[str(round)].unread = messages, sent
 
     def node_of(self, reply: Message) -> int:
         """The node that a reply comes from, or is about.

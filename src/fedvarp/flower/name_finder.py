@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flwr.app import Message, MessageType, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from fedvarp.flower.client import IDENTITY_ACTION
 from fedvarp.flower.ledger import send_and_receive
-from fedvarp.flower.names import (
-    NODE_ID,
-    SUPERNODE_KEY,
-    name_by_key,
-    name_in,
-    name_of_node,
-    name_of_supernode,
-)
+from fedvarp.flower.names import NODE_ID, SUPERNODE_KEY, name_from_flower, name_in, name_of_node
 from fedvarp.flower.rows import ClientRows
 
 
@@ -54,17 +46,12 @@ class NameFinder:
     def _names(self, grid: Grid, strangers: Sequence[int], timeout: float | None) -> dict[int, str]:
         if self._identity == NODE_ID:
             return {node: name_of_node(node) for node in strangers}
-        told = {info.node_id: self._told_by_flower(info) for info in grid.get_nodes()}
+        told = {info.node_id: name_from_flower(info, self._identity) for info in grid.get_nodes()}
         names = {node: name for node in strangers if (name := told.get(node)) is not None}
         if self._may_ask and self._identity != SUPERNODE_KEY:
             asked = [n for n in strangers if n not in names and n not in self._silent]
             names |= self._answers(grid, asked, timeout)
         return names
-
-    def _told_by_flower(self, node: NodeInfo) -> str | None:
-        if self._identity == SUPERNODE_KEY:
-            return name_by_key(node.public_key) if node.public_key else None
-        return name_of_supernode(node.name) if node.name else None
 
     def _answers(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, str]:
         question = f"{MessageType.QUERY}.{IDENTITY_ACTION}"

@@ -6,6 +6,7 @@ import hashlib
 from typing import Final
 
 from flwr.app import RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedvarp.flower.replies import text_in
 
@@ -53,28 +54,21 @@ def is_name_of_a_node(name: str) -> bool:
     return name.startswith(_NODE) and name.removeprefix(_NODE).isdecimal()
 
 
-def name_of_supernode(name: str) -> str:
-    """What a client is called whose SuperNode was registered under a name.
+def name_from_flower(node: NodeInfo, identity: str) -> str | None:
+    """What a client is called whose SuperNode Flower knows by its key, or was told a name of.
 
     Args:
-        name: That of ``flwr supernode register --name``.
+        node: The SuperNode.
+        identity: What clients are known by: the key they report, or "supernode-key".
 
     Returns:
-        Its name.
+        A name by the key if that is asked for, else that of ``flwr supernode register --name``;
+        None if Flower knows none.
     """
-    return f"{_SUPERNODE}{name}"
-
-
-def name_by_key(public_key: bytes) -> str:
-    """What a client is called that is known by the key of its SuperNode.
-
-    Args:
-        public_key: The key.
-
-    Returns:
-        Its name.
-    """
-    return f"{_KEY}{hashlib.sha256(public_key).hexdigest()[:16]}"
+    if identity == SUPERNODE_KEY:
+        digest = hashlib.sha256(node.public_key).hexdigest()[:16]
+        return f"{_KEY}{digest}" if node.public_key else None
+    return f"{_SUPERNODE}{node.name}" if node.name else None
 
 
 def is_given_by_flower(name: str) -> bool:

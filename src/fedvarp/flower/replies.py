@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
@@ -36,7 +35,7 @@ class Update:
     round: int  # of the model it was trained from, counted from 1
     difference: Tensor  # (d,) float32, w - w_i, finite
     magnitude: float  # the largest absolute value in it
-    norm: float | None  # ‖w - w_i‖, where somebody asks for it
+    norm: float  # ‖w - w_i‖
     buffers: dict[str, Tensor]
     num_examples: float
     num_steps: int  # as the client counts them; 1 if it does not say
@@ -85,12 +84,11 @@ class ReplyReader:
         record = self.arrays_in(reply.content)
         try:
             self.layout.check(record)
-            magnitude = self.layout.difference(w, record, out)
+            magnitude, norm = self.layout.difference(w, record, out)
             buffers = self.layout.read_buffers(record)
         except UnusableArraysError as error:
             raise RefusedReplyError(str(error)) from error
         _refuse_diverged(magnitude, buffers)
-        norm = None if self.max_norm is None else float(torch.linalg.vector_norm(out))
         self.refuse_long(norm)
         return Update(
             node=reply.metadata.src_node_id,
@@ -138,17 +136,17 @@ class ReplyReader:
             )
         return next(iter(records.values()))
 
-    def refuse_long(self, norm: float | None, times: float = 1.0) -> None:
+    def refuse_long(self, norm: float, times: float = 1.0) -> None:
         """Refuses an update that is too long.
 
         Args:
-            norm: ‖w − w_i‖; None where nobody asks for it.
+            norm: ‖w − w_i‖.
             times: How much longer it is as it is used.
 
         Raises:
             RefusedReplyError: It is.
         """
-        if norm is not None and self.max_norm is not None and not norm * times <= self.max_norm:
+        if self.max_norm is not None and not norm * times <= self.max_norm:
             raise RefusedReplyError(
                 f"its update has norm {norm * times:.3g}, above max_update_norm={self.max_norm:g}"
             )

@@ -268,6 +268,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         sends_corrections=sends_corrections,
         weighted_by_examples=by_examples,
         max_row_age=settings.max_row_age,
+        lr_key=settings.client_lr_key,
     )
     if clusters is not None:
         for name in sorted(clusters.names, key=name_order):

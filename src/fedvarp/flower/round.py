@@ -43,6 +43,7 @@ class TrainingRounds:
             FedDyn).
         weighted_by_examples: Whether clients count by their examples, or all the same.
         max_row_age: Rounds after which a row is dropped whose client was not heard of; None: never.
+        lr_key: See `Sending`.
     """
 
     server: Server
@@ -55,11 +56,14 @@ class TrainingRounds:
     sends_corrections: bool
     weighted_by_examples: bool
     max_row_age: int | None
+    lr_key: str | None
 
     @cached_property
     def sending(self) -> Sending:
         """What goes out."""
-        return Sending(self.server, self.rows, self.reader, self.ledger, self.sends_corrections)
+        return Sending(
+            self.server, self.rows, self.reader, self.ledger, self.sends_corrections, self.lr_key
+        )
 
     @cached_property
     def reception(self) -> Reception:
@@ -101,8 +105,10 @@ class TrainingRounds:
         Returns:
             What became of each reply.
         """
-        outcome = Outcome()
-        if replies and self.ledger.asked_in(round) is None:
+        outcome, asked = Outcome(), self.ledger.asked_in(round)
+        if asked is not None and asked.unread is not None:
+            self.sending.note(round, *asked.unread)
+        if replies and asked is None:
             self.ledger.ask_anybody(round, self.server.w.clone())
             self._count_without_a_list(round, replies)
         updates = self._believed(self.reception.read(round, replies, outcome), outcome)
@@ -281,13 +287,14 @@ class TrainingRounds:
         Returns:
             The updates; their differences w − w_i have become Δ_i.
         """
-        magnitudes = []
+        magnitudes, norms = [], []
         for (update, _), rate in zip(updates, rates, strict=True):
             magnitude, divisor = torch.tensor(update.magnitude), self.units.divisor(update, rate)
             if divisor != 1.0:
                 update.difference.div_(divisor)  # Algorithm 1, line 6
                 magnitude.div_(divisor)  # rounded as the largest number was
             magnitudes.append(float(magnitude))
+            norms.append(update.norm / divisor)
         deltas = self.reception.stacked([update for update, _ in updates])
         examples = torch.tensor([update.num_examples for update, _ in updates]).double()
         gradients = [self.units.gradients_in_row(update) for update, _ in updates]
@@ -302,5 +309,5 @@ class TrainingRounds:
             num_gradients=torch.tensor(gradients, dtype=torch.float64),
             scale=scale,
             weights=weights,
-            measured=LargestEntries.known(magnitudes, deltas),
+            measured=LargestEntries.known(magnitudes, deltas, norms),
         )

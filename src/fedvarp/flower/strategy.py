@@ -44,7 +44,6 @@ from fedvarp.flower.reporting import (
 from fedvarp.flower.resume import FederatedRun, open_run
 from fedvarp.flower.round import TrainingRounds
 from fedvarp.flower.settings import StrategySettings
-from fedvarp.flower.units import rate_sent
 from fedvarp.server.server import Server
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -217,7 +216,7 @@ class ServerStrategy(StrategySettings, Strategy):
         among = self.placed(Candidates(self.clients, presence))
         cohort = self._cohort(among, len(presence.online), round)
         log(INFO, "Asking %d clients; %d nodes are online.", len(cohort), len(presence.online))
-        broadcast = rounds.sending.send(round, cohort, rate_sent(config, self.client_lr_key))
+        broadcast = rounds.sending.send(round, cohort)
         if broadcast.proximal:
             config[PROXIMAL] = broadcast.proximal
         if self.normalise_steps or self.server.aggregator.needs_gradients:
@@ -231,7 +230,9 @@ class ServerStrategy(StrategySettings, Strategy):
                 RecordDict({**content, CORRECTION_RECORD: correction_record(correction)})
                 for correction in own
             ]
-        return self._messages(round, MessageType.TRAIN, cohort, contents)
+        messages = self._messages(round, MessageType.TRAIN, cohort, contents)
+        rounds.ledger.will_be_read(round, messages, arrays)
+        return messages
 
     def _look_around(self, grid: Grid, nodes: list[int], round: int) -> Presence:
         """Finds out who is there, and lets rows count accordingly."""
@@ -345,7 +346,7 @@ class ServerStrategy(StrategySettings, Strategy):
         messages = list(self.configure_train(current, result.arrays, config, grid))
         if messages and self._rounds.ledger.asked_in(current) is None:
             self._look_around(grid, list(grid.get_node_ids()), current)
-        self._rounds.sending.note(current, messages, result.arrays, self.client_lr_key)
+        self._rounds.sending.note(current, messages, result.arrays)
         replies = self._rounds.ledger.send_and_receive(grid, messages, self._timeout, current)
         arrays, metrics = self.aggregate_train(current, replies)
         if arrays is not None:

@@ -59,13 +59,14 @@ class UpdateUnits:
 
         Args:
             updates: Those of the round, at least one.
-            sent: What its clients were sent; None: nothing.
+            sent: What its clients were sent; None: nothing. A first round of rate 0, in which
+                nobody moves, settles nothing.
 
         Returns:
             η(t); that of the round before if nobody tells it, and the setting `client_lr` if nobody
             ever does.
         """
-        if self.source is None:
+        if self.source is None and sent != 0:
             reported = all(update.client_lr is not None for update in updates)
             self.source = "reported" if reported else "setting" if sent is None else "sent"
         self.latest_rate = self.rate_of_late(updates, sent)
@@ -83,8 +84,8 @@ class UpdateUnits:
         """
         reports = [u.client_lr for u in updates if u.client_lr is not None]
         if self.source == "reported" and reports:
-            return self._rates.believed(reports, sent)
-        return self.latest_rate if self.source == "setting" or sent is None else sent
+            return self._rates.believed(reports, sent or None)
+        return self.latest_rate if self.source == "setting" else sent or self.latest_rate
 
     def believed(self, updates: Sequence[Update]) -> list[Update]:
         """Updates with what is believed of what their clients say of themselves.
@@ -193,11 +194,11 @@ def rate_sent(config: ConfigRecord, key: str | None) -> float | None:
         key: Where it stands; None: under one of the usual names.
 
     Returns:
-        The rate; None if it holds none.
+        The rate, 0 if clients are told to stay where they are; None if it holds none.
     """
     usual = [spelt for name in _USUAL_NAMES for spelt in (name, name.replace("-", "_"))]
     for name in usual if key is None else [key]:
         rate = config.get(name)
-        if isinstance(rate, int | float) and 0 < rate < math.inf:
+        if isinstance(rate, int | float) and 0 <= rate < math.inf:
             return float(rate)
     return None

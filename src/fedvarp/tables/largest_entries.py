@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedvarp.errors import InvalidError
 from fedvarp.tables.blocks import blocks
+from fedvarp.tables.norms import norm, square
 
 DIVERGED_ABOVE: Final = 1e18
 """An entry beyond this has a square that overflows float32: the client's training has diverged."""
@@ -28,6 +29,7 @@ class LargestEntries:
         values: One number for each row.
         rows: (M, d), whose they are.
         version: How often the rows had been written to when they were measured.
+        norms: How long each row is, where it was measured in the same read.
 
     >>> rows = torch.tensor([[1.0, -3.0], [0.0, 2.0]])
     >>> largest = LargestEntries.of(rows)
@@ -41,6 +43,7 @@ class LargestEntries:
     values: tuple[float, ...]
     rows: Tensor
     version: int
+    norms: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, rows: Tensor, known: LargestEntries | None = None) -> LargestEntries:
@@ -58,12 +61,15 @@ class LargestEntries:
         return cls.known(_measured(rows), rows)
 
     @classmethod
-    def known(cls, values: Sequence[float], rows: Tensor) -> LargestEntries:
+    def known(
+        cls, values: Sequence[float], rows: Tensor, norms: Sequence[float] | None = None
+    ) -> LargestEntries:
         """What somebody else has measured of these rows, as they are now.
 
         Args:
             values: The largest absolute value of each row; NaN where the row holds one.
             rows: (M, d).
+            norms: How long each row is; None: nobody has looked.
 
         Returns:
             The values, tied to the rows.
@@ -75,7 +81,7 @@ class LargestEntries:
             raise InvalidError(
                 f"{len(values)} largest entries for {len(rows)} rows; give one for each."
             )
-        return cls(tuple(values), rows, _version(rows))
+        return cls(tuple(values), rows, _version(rows), None if norms is None else tuple(norms))
 
     def hold_for(self, rows: Tensor) -> bool:
         """Whether these are the rows that were measured, unchanged since.
@@ -104,6 +110,23 @@ def stacked(rows: Sequence[Tensor]) -> tuple[Tensor, LargestEntries]:
         bounds = [torch.aminmax(copy[here].copy_(row[here])) for here in blocks(len(row))]
         values.append(float(torch.tensor(_largest(bounds)).max()))
     return stack, LargestEntries.known(values, stack)
+
+
+def measured_as_written(row: Tensor, written: Iterable[Tensor]) -> tuple[float, float]:
+    """The largest entry of a row and its norm, while its blocks are still in the cache.
+
+    Args:
+        row: (d,), complete once `written` has come to its end.
+        written: Its blocks, each as soon as it is written.
+
+    Returns:
+        The largest absolute value and ‖row‖; NaN where the row holds one.
+    """
+    bounds, squares = [], []
+    for block in written:
+        bounds.append(torch.aminmax(block))
+        squares.append(square(block))
+    return float(torch.tensor(_largest(bounds)).max()), norm(row, squares)
 
 
 def _measured(rows: Tensor) -> list[float]:

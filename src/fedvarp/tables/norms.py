@@ -1,0 +1,48 @@
+"""How long rows are, found while their blocks are in the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fedvarp.tables.blocks import blocks, longest_block
+
+_SMALL_SQUARES: Final = 1e-20  # of float32, whose squares vanish below 1e-45
+_LARGE_SQUARES: Final = 1e35  # and overflow above 3e38
+
+
+def norm(row: Tensor, squares: Iterable[float] | None = None) -> float:
+    """‖row‖, its blocks added up in float64; in float64 throughout if squares may be none.
+
+    Args:
+        row: (d,), which is read only if it must be.
+        squares: ‖block‖² of blocks that make up the row, if somebody has taken them.
+
+    Returns:
+        The norm; NaN or infinity if the row holds such.
+
+    >>> norm(torch.tensor([3.0, 4.0])), norm(torch.tensor([3.0, 4.0]) * 2.0**-100) * 2.0**100
+    (5.0, 5.0)
+    """
+    parts = [row[here] for here in blocks(len(row))]
+    total = math.fsum(square(part) for part in parts) if squares is None else math.fsum(squares)
+    if not _SMALL_SQUARES < total < _LARGE_SQUARES:
+        buffer = row.new_empty(longest_block(len(row)), dtype=torch.float64)
+        total = math.fsum(square(buffer[: len(part)].copy_(part)) for part in parts)
+    return math.sqrt(total)
+
+
+def square(block: Tensor) -> float:
+    """‖block‖² in the block's own dtype.
+
+    Args:
+        block: (k,), short enough for that.
+
+    Returns:
+        The square.
+    """
+    return float(torch.dot(block, block))
