@@ -113,8 +113,9 @@ class FlatModel:
         Leaner than `loss.backward()`, which needs a zeroed gradient to add to.
         """
         parts = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-        for view, part in zip(self._gradient, parts, strict=True):
-            view.copy_(part.to_dense() if part.is_sparse else part)
+        with torch.no_grad():  # in torch 2.4 the zeros of an unused parameter ask for a gradient
+            for view, part in zip(self._gradient, parts, strict=True):
+                view.copy_(part.to_dense() if part.is_sparse else part)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """{name: view of the vector in the parameter's shape}; of each row, if it is a matrix."""

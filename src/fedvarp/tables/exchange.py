@@ -207,7 +207,9 @@ def _fused_if_large(
 
 @dataclass
 class _Compiling:
-    allowed: bool = True
+    # torch 2.4 compiles with -ffast-math, which gives other bits and has the whole process flush
+    # small numbers to zero from then on; 2.13 is the oldest that was seen not to.
+    allowed: bool = torch.__version__ >= "2.13"  # compared as versions, not as letters
 
 
 _compiling = _Compiling()
