@@ -8,7 +8,7 @@ from typing import Final
 
 BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
-_LONG_NUMBER: Final = 7  # letters that are too many for a label
+_LARGE: Final = 1000  # from here on numbers are not shortened
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
@@ -77,12 +77,11 @@ def in_digits(mean: float, std: float | None) -> str:
 def in_short(number: float) -> str:
     """Writes a setting as people do: a rate of the paper's grid is a power of ten.
 
-    >>> in_short(0.1), in_short(10**-1.5), in_short(0.05), in_short(0.1 / 3), in_short(123456)
-    ('0.1', '10^-1.5', '0.05', '0.0333', '123456')
+    >>> in_short(0.1), in_short(10**-1.5), in_short(1 / 32), in_short(10 / 3), in_short(123456)
+    ('0.1', '10^-1.5', '0.03125', '3.33', '123456')
     """
-    text = f"{number:g}"
-    if len(text) <= _LONG_NUMBER:
-        return text
+    if abs(number) >= _LARGE or number == float(f"{number:.5g}"):
+        return f"{number:g}"
     if number > 0:
         halves = round(2 * math.log10(number))
         if math.isclose(number, 10 ** (halves / 2), rel_tol=1e-9):
