@@ -4,6 +4,8 @@ Every speed is a ratio to a baseline timed in the same run.
 
 rounds               what a round takes, beside bare loops of PyTorch
 peers                the same beside other simulators
+local_step           a local step of LeNet-5, beside other ways to take it
+cohorts              what a client costs in rounds of few and of many
 server_update        `Server.receive` against the bandwidth of memory
 registered_clients   the server's time and memory as federations grow
 commits              what a commit per round costs

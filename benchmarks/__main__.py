@@ -10,10 +10,12 @@ import torch
 
 from benchmarks import (
     codecs,
+    cohorts,
     commits,
     flower_draw,
     flower_rounds,
     flower_strategy,
+    local_step,
     registered_clients,
     server_update,
     sizing,
@@ -25,6 +27,8 @@ from benchmarks.timing import show
 BENCHMARKS = {
     "rounds": trainers.measure,
     "overhead": overhead.measure,
+    "local-step": local_step.measure,
+    "cohorts": cohorts.measure,
     "sweeps": whole_commands.sweeps,
     "start-up": whole_commands.start_up,
     "server-update": server_update.measure,

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import attacks, sizing, whole_commands
+from benchmarks import (
+    attacks,
+    cohorts,
+    commits,
+    local_step,
+    server_update,
+    sizing,
+    whole_commands,
+)
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, installed
 from benchmarks.reproduction import steadiness
@@ -25,6 +33,7 @@ from benchmarks.rounds.workload import Workload, load, make_model
 from benchmarks.timing import with_spread
 from torch.nn.functional import cross_entropy
 
+from fedvarp.models import LeNet5, initialised
 from some_runs import write_run
 
 
@@ -257,3 +266,24 @@ def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
     assert (counts.foreign, counts.ended) == ([], [])
     assert (counts.used, counts.lost) == ({}, {})
     assert counts.faults == 0
+
+
+def test_a_local_step_is_the_same_in_every_way_to_take_it() -> None:
+    net, x = initialised(LeNet5, seed=0), torch.randn(4, 3, 32, 32)
+    for forward in (
+        local_step.six_channels,
+        local_step.padded_inputs(4),
+        local_step.padded_inputs(8),
+    ):
+        assert torch.allclose(forward(net, x), net(x), atol=1e-5)
+    assert "without oneDNN" in local_step.measure(repeats=1)
+
+
+def test_cohorts_tell_time_and_memory() -> None:
+    found = cohorts.rounds("LeNet-5", 2, 1, 10, "fedvarp", repeats=1)
+    assert found["seconds"] > 0 < found["peak_mb"]
+
+
+def test_commits_beside_training_and_the_server_of_a_small_round() -> None:
+    assert "beside the next training" in commits.beside_training(width=2, rounds=5, training=0.01)
+    assert "FedVARP" in server_update.small(rounds=2)

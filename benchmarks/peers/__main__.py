@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import platform
 from collections.abc import Mapping, Sequence
@@ -80,13 +81,17 @@ def entries(peers: Sequence[Peer], folder: Path) -> Mapping[str, Entry]:
 
 def main() -> None:
     """Installs what is missing, then prints the table of each workload."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--starts", type=int, default=3, help="of each contestant, 3 unless given")
+    parser.add_argument("--turns", type=int, default=7, help="after each start, 7 unless given")
+    given = parser.parse_args()
     peers, lines = installed(PEERS)
     about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
     show("\n".join([about, *lines, ""]))
     of_w1 = (trainers.TWO_WORKERS, trainers.SHARING)
     for workload, fastest, turns in (
-        (w1(), of_w1, Turns(starts=3, warm_up=2, turns=7)),
-        (w2(), (trainers.VECTORISED,), Turns(starts=3, warm_up=5, turns=7, at_once=10)),
+        (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
+        (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=10)),
     ):
         names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
         show(

@@ -123,7 +123,8 @@ class ParallelTrainer(ClientTrainer):
             if broadcast.buffers
         }
         results = {client: shared.read_result(slot) for client, slot in slot_of.items()}
-        return gather(results, buffers, broadcast.w, self._plain.local_sgd.rate(round))
+        deltas = shared.deltas[: len(slot_of)].clone()  # the next round's come in their place
+        return gather(results, buffers, deltas, self._plain.local_sgd.rate(round))
 
     def evaluation(
         self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]

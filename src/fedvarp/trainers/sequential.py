@@ -50,8 +50,9 @@ class SequentialTrainer(ClientTrainer):
         results: dict[int, LocalResult] = {}
         buffers: dict[int, Mapping[str, Tensor]] = {}
         corrections = corrections_by_client(broadcast)
-        for client in clients.tolist():
-            results[client] = self.train_one(
+        deltas = broadcast.w.new_empty(len(clients), len(broadcast.w))
+        for row, client in zip(deltas, clients.tolist(), strict=True):
+            result = self.train_one(
                 broadcast.w,
                 broadcast.buffers,
                 client,
@@ -59,9 +60,10 @@ class SequentialTrainer(ClientTrainer):
                 corrections.get(client),
                 broadcast.proximal,
             )
+            results[client] = replace(result, delta=row.copy_(result.delta))
             if broadcast.buffers:
                 buffers[client] = self.model.buffers()
-        return gather(results, buffers, broadcast.w, self.local_sgd.rate(round))
+        return gather(results, buffers, deltas, self.local_sgd.rate(round))
 
     def train_one(
         self,
@@ -123,25 +125,24 @@ def corrections_by_client(broadcast: Broadcast) -> dict[int, Tensor]:
 def gather(
     results: Mapping[int, LocalResult],
     buffers: Mapping[int, Mapping[str, Tensor]],
-    w: Tensor,
+    deltas: Tensor,
     rate: float,
 ) -> RoundUpdates:
-    """Puts the results of a round's clients together, copied and stacked.
+    """Puts the results of a round's clients together.
 
     Args:
         results: By client, in the order of the round.
         buffers: By client; empty for a model without buffers.
-        w: (d,), for the type and device of the rows.
+        deltas: (M, d), their updates, one below the other.
         rate: η_c of the round.
 
     Returns:
         The updates; clients that diverged are refused.
     """
     found = list(results.values())
-    rows = [result.delta for result in found]
     return updates(
         list(results),
-        torch.stack(rows) if rows else w.new_empty(0, len(w)),
+        deltas,
         magnitudes=[result.magnitude for result in found],
         mean_losses=[result.mean_loss for result in found],
         num_steps=[result.num_steps for result in found],

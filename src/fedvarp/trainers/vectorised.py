@@ -77,7 +77,8 @@ class VectorisedTrainer(ClientTrainer):
                 once.
         """
         if len(clients) == 0:
-            return gather({}, {}, broadcast.w, self.local_sgd.rate(round))
+            nobody = broadcast.w.new_empty(0, len(broadcast.w))
+            return gather({}, {}, nobody, self.local_sgd.rate(round))
         cohort = BatchedCohort.of(
             self.dataset, self.local_sgd, self.seed, broadcast, clients.tolist(), round
         )
