@@ -9,10 +9,8 @@ that turns it into another is believed: those cases are counted by themselves.
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -107,23 +105,19 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the campaign.
 
     Args:
-        arguments: ``--count``, how many damaged files; ``--seed``.
+        arguments: As `storage.campaign` takes them; ``--count`` damaged files.
 
     Returns:
         How many things went wrong that should not.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults damage", description=__doc__)
-    parser.add_argument("--count", type=int, default=2000, help="damaged files")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    tally, draw = Tally(), random.Random(given.seed)
-    with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
-        folder = Path(place).resolve()
-        prepared = [(v, *_prepared(folder, v, n)) for n, v in enumerate(storage.variants()[:5])]
-        for n in range(given.count):
-            variant, kept, before, expected = prepared[n % len(prepared)]
-            _one(folder / "run", variant, kept, before, expected, draw, tally)
-    return tally.report(BAD)
+    return storage.campaign("damage", __doc__, arguments, _throw, bad=BAD, count=2000)
+
+
+def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
+    prepared = [(v, *_prepared(folder, v, n)) for n, v in enumerate(storage.variants()[:5])]
+    for n in range(count):
+        variant, kept, before, expected = prepared[n % len(prepared)]
+        _one(folder / "run", variant, kept, before, expected, draw, tally)
 
 
 def _prepared(folder: Path, variant: Variant, n: int) -> tuple[Path, Path, dict[str, bytes]]:

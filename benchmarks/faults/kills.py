@@ -7,10 +7,8 @@ again must end with the same files, to the byte, and with no round lost whose co
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -27,33 +25,27 @@ BAD: Final = (
 )
 _ROUNDS: Final = 5
 _RUNS: Final = 0.2  # of those that are disturbed, whole runs; the others are servers alone
+_LEFT_ALONE: Final = 0.8  # of those that came to their end before the fault; others are begun again
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the campaign.
 
     Args:
-        arguments: ``--count``, how many kills; ``--seed``.
+        arguments: As `storage.campaign` takes them; ``--count`` kills at least.
 
     Returns:
         How many things went wrong that should not.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults kills", description=__doc__)
-    parser.add_argument("--count", type=int, default=5000, help="kills at least")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    code = storage.under_the_shim("kills", arguments)
-    if code is not None:
-        return code
-    tally, draw = Tally(), random.Random(given.seed)
-    with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
-        folder = Path(place).resolve()
-        runs, servers = storage.variants(), storage.servers()
-        known = {variant: _straight(folder, variant) for variant in (*runs, *servers)}
-        while tally.counts.get("kills", 0) < given.count:
-            variant = draw.choice(runs if draw.random() < _RUNS else servers)
-            _one(folder / "killed", variant, known[variant], draw, tally)
-    return tally.report(BAD)
+    return storage.campaign("kills", __doc__, arguments, _throw, bad=BAD, count=5000)
+
+
+def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
+    runs, servers = storage.variants(), storage.servers()
+    known = {variant: _straight(folder, variant) for variant in (*runs, *servers)}
+    while tally.counts.get("kills", 0) < count:
+        variant = draw.choice(runs if draw.random() < _RUNS else servers)
+        _one(folder / "killed", variant, known[variant], draw, tally)
 
 
 def _straight(folder: Path, variant: Variant) -> tuple[dict[str, bytes], int]:
@@ -74,12 +66,14 @@ def _one(
     draw: random.Random,
     tally: Tally,
 ) -> None:
-    """Disturbs one run once to eight times, and lets it come to its end."""
+    """Disturbs one run up to eight times, and lets it come to its end."""
     expected, calls = known
     shutil.rmtree(run, ignore_errors=True)
     acknowledged, where = -1, ""
+    is_done = False
     for _ in range(draw.choice((1, 2, 4, 8))):
-        at = draw.randrange(calls)
+        left = 1 - max(0, acknowledged) / (_ROUNDS + 1)  # of its rounds, so of its calls too
+        at = draw.randrange(1 + int(calls * left))
         action = draw.choice((storage.KILL,) * 3 + (storage.KILL_HALF_WAY,) * 3 + (3, 4))
         outcome = in_a_process(
             lambda: train(run, variant, _ROUNDS), run.parent, at=at, action=action
@@ -95,13 +89,18 @@ def _one(
                 tally.blame("exceptions that are not ours", where + outcome.said)
         _compare_rounds(outcome, acknowledged, where, tally)
         acknowledged = max((acknowledged, *outcome.committed))
-    last = in_a_process(lambda: train(run, variant, _ROUNDS), run.parent)
-    _compare_rounds(last, acknowledged, where, tally)
-    if last.how == "foreign":
-        tally.blame("exceptions that are not ours", where + last.said)
-    elif last.how != "done":
-        tally.blame("runs that need a hand", f"{where}{last.how}: {last.said}")
-    elif left_behind(run) != expected:
+        if is_done := outcome.how == "done" and draw.random() < _LEFT_ALONE:
+            break
+    if not is_done:
+        last = in_a_process(lambda: train(run, variant, _ROUNDS), run.parent)
+        _compare_rounds(last, acknowledged, where, tally)
+        if last.how == "foreign":
+            tally.blame("exceptions that are not ours", where + last.said)
+        elif last.how != "done":
+            tally.blame("runs that need a hand", f"{where}{last.how}: {last.said}")
+        if last.how != "done":
+            return
+    if left_behind(run) != expected:
         tally.blame("silent differences", where)
     elif list(run.rglob("*.part")) or list(run.rglob("new.mdb*")):
         tally.blame("runs that need a hand", f"{where}strays: {list(run.rglob('*'))}")

@@ -8,10 +8,9 @@ without it a run may be refused as damaged, which is counted, but never end with
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import random
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -34,31 +33,19 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the campaign.
 
     Args:
-        arguments: ``--count``, how many cuts; ``--seed``.
+        arguments: As `storage.campaign` takes them; ``--count`` power cuts.
 
     Returns:
         How many things went wrong that should not.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults power", description=__doc__)
-    parser.add_argument("--count", type=int, default=2000, help="power cuts")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    code = storage.under_the_shim("power", arguments)
-    if code is not None:
-        return code
-    tally, draw = Tally(), random.Random(given.seed)
-    known = storage.variants()
-    done = 0
-    with tempfile.TemporaryDirectory(dir=storage.scratch()) as place:
-        folder, turn = Path(place).resolve(), 0
-        while done < given.count:
-            variant = known[turn % len(known)]
-            turn += 1
-            calls, expected = _logged(folder, variant, draw)
-            for _ in range(min(_CUTS_A_LOG, given.count - done)):
-                _cut(folder, calls, draw.randint(0, len(calls)), variant, expected, draw, tally)
-                done += 1
-    return tally.report(BAD)
+    return storage.campaign("power", __doc__, arguments, _throw, bad=BAD, count=2000)
+
+
+def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
+    for done, variant in zip(range(0, count, _CUTS_A_LOG), itertools.cycle(storage.variants())):
+        calls, expected = _logged(folder, variant, draw)
+        for _ in range(min(_CUTS_A_LOG, count - done)):
+            _cut(folder, calls, draw.randint(0, len(calls)), variant, expected, draw, tally)
 
 
 def _logged(

@@ -6,11 +6,13 @@ of loading torch. `storage_calls.c` stands between it and the C library.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import gc
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -27,21 +29,45 @@ NOTHING, KILL, KILL_HALF_WAY, FAIL_EIO, FAIL_ENOSPC = range(5)
 _READY: Final = "FEDVARP_FAULTS_SHIM"
 
 
-def under_the_shim(campaign: str, arguments: Sequence[str]) -> int | None:
-    """Starts this program again with the shim before the C library, unless it is there already.
+Throw = Callable[[Path, int, random.Random, "Tally"], None]
+"""Throws so many faults at runs in a folder, and counts what comes of them."""
+
+
+def campaign(
+    name: str,
+    about: str | None,
+    arguments: Sequence[str],
+    throw: Throw,
+    *,
+    bad: Sequence[str],
+    count: int,
+) -> int:
+    """Runs a campaign under the shim, and prints its counts; Ctrl-C prints those so far.
 
     Args:
-        campaign: The name of the campaign.
-        arguments: Its arguments.
+        name: Of the campaign.
+        about: What it does.
+        arguments: ``--count``, how many faults; ``--seed``: others are thrown with another one.
+        throw: Throws them.
+        bad: What should not happen.
+        count: How many unless told otherwise.
 
     Returns:
-        The exit code of that program; None if this is it.
+        How many things went wrong that should not.
     """
-    if os.environ.get(_READY):
-        return None
-    with shim() as environment:
-        command = [sys.executable, "-m", "benchmarks.faults", campaign, *arguments]
-        return subprocess.run(command, env=environment, check=False).returncode
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.faults {name}", description=about)
+    parser.add_argument("--count", type=int, default=count, help=f"{count:,} unless given")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    if not os.environ.get(_READY):  # this program again, with the shim before the C library
+        with shim() as environment:
+            command = [sys.executable, "-m", "benchmarks.faults", name, *arguments]
+            return subprocess.run(command, env=environment, check=False).returncode
+    tally = Tally()
+    with tempfile.TemporaryDirectory(dir=_scratch()) as place:
+        with contextlib.suppress(KeyboardInterrupt):
+            throw(Path(place).resolve(), given.count, random.Random(given.seed), tally)
+        return tally.report(bad)
 
 
 @contextlib.contextmanager
@@ -59,7 +85,7 @@ def shim() -> Iterator[dict[str, str]]:
         yield {**os.environ, "LD_PRELOAD": str(library), _READY: "1"}
 
 
-def scratch() -> str | None:
+def _scratch() -> str | None:
     """A folder in memory, if there is one: what a disk would lose is simulated, not waited for."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -103,6 +129,7 @@ def variants() -> list[Variant]:
     with tempfile.TemporaryDirectory() as folder:
         train(Path(folder) / "run", Variant("warm"), 1)
     gc.freeze()  # or each collection of a child would copy the pages of all objects there are
+    _use_huge_pages()
 
     return [
         Variant("rows in memory"),
@@ -114,6 +141,18 @@ def variants() -> list[Variant]:
         Variant("no fsync", fsync=False),
         Variant("on disk, no fsync", {"table": Table(where="disk")}, fsync=False),
     ]
+
+
+def _use_huge_pages() -> None:
+    """Has a fork copy a thousand entries of page tables in place of forty thousand, if it can."""
+    c_library, huge, advise, collapse = ctypes.CDLL(None), 2**21, 14, 25
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        extent, access, _, _, inode, *name = line.split()
+        begin, end = (int(address, 16) for address in extent.split("-"))
+        begin, end = -(-begin // huge) * huge, end // huge * huge
+        if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and begin < end:
+            for advice in (advise, collapse):  # a kernel that cannot says so, and all is as before
+                c_library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
 
 
 DIM: Final = 40

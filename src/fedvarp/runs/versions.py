@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 from importlib import metadata
@@ -29,11 +30,14 @@ def present() -> dict[str, str]:
     return {
         "fedvarp": __version__,
         "draws": str(DRAWS),
-        "torch": metadata.version("torch"),  # the same as torch.__version__, but in no time
-        "numpy": metadata.version("numpy"),
+        "torch": _installed("torch"),  # the same as torch.__version__, but without loading it
+        "numpy": _installed("numpy"),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+_installed = functools.cache(metadata.version)  # each reads and parses a file
 
 
 def write_versions(file: Path) -> None:
