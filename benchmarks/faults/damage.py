@@ -27,15 +27,17 @@ BAD: Final = (
 _KEPT, _BEFORE, _ROUNDS = 5, 4, 7
 _PAGE: Final = 4096
 _TARGETS: Final = (
-    *("checkpoint/data.mdb",) * 12,
+    *("checkpoint/data.mdb", "state/data.mdb") * 12,
+    *("checkpoint/earlier.mdb", "state/earlier.mdb"),
     *("metrics.jsonl",) * 3,
     *("model.safetensors",) * 3,
     "config.toml",
     "versions.json",
     "timings.jsonl",
-    "checkpoint/lock",
-    "checkpoint/data.mdb-lock",
+    *("checkpoint/lock", "state/lock"),
+    *("checkpoint/data.mdb-lock", "state/data.mdb-lock"),
 )
+_RUNS: Final = 0.4  # of those that are damaged, whole runs; the others are servers alone
 
 Damage = Callable[[bytearray, bytes, random.Random], bytes | None]
 
@@ -114,10 +116,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
-    prepared = [(v, *_prepared(folder, v, n)) for n, v in enumerate(storage.variants()[:5])]
-    for n in range(count):
-        variant, kept, before, expected = prepared[n % len(prepared)]
-        _one(folder / "run", variant, kept, before, expected, draw, tally)
+    runs, servers = storage.variants()[:5], storage.servers()
+    prepared = {v: _prepared(folder, v, n) for n, v in enumerate((*runs, *servers))}
+    for _ in range(count):
+        variant = draw.choice(runs if draw.random() < _RUNS else servers)
+        _one(folder / "run", variant, *prepared[variant], draw, tally)
 
 
 def _prepared(folder: Path, variant: Variant, n: int) -> tuple[Path, Path, dict[str, bytes]]:
@@ -145,7 +148,8 @@ def _one(
 ) -> None:
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(kept, run)
-    target, damage = draw.choice(_TARGETS), draw.choice(DAMAGES)
+    target = draw.choice([name for name in _TARGETS if (before / name).exists()])
+    damage = draw.choice(DAMAGES)
     file, whole = run / target, (kept / target).read_bytes()
     damaged = damage(bytearray(whole), (before / target).read_bytes(), draw)
     if damaged is None:
@@ -171,7 +175,8 @@ def _verify(run: Path) -> None:
     from fedvarp.errors import FedvarpError
     from fedvarp.simulation.safekeeping import verify
 
-    if wrong := [found for found in verify(run) if not found.is_sound]:
+    looked_at = run / "state" if (run / "state").exists() else run
+    if wrong := [found for found in verify(looked_at) if not found.is_sound]:
         raise FedvarpError(str(wrong))
 
 

@@ -24,7 +24,7 @@ BAD: Final = (
     "died of another signal",
 )
 _ROUNDS: Final = 5
-_RUNS: Final = 0.2  # of those that are disturbed, whole runs; the others are servers alone
+_RUNS: Final = 0.15  # of those that are disturbed, whole runs; the others are servers alone
 _LEFT_ALONE: Final = 0.8  # of those that came to their end before the fault; others are begun again
 
 

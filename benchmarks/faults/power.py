@@ -25,7 +25,7 @@ BAD: Final = (
     "runs that need a hand",
     "exceptions that are not ours",
 )
-_FIRST, _ROUNDS = 3, 5
+_ROUNDS: Final = 5
 _CUTS_A_LOG: Final = 25
 
 
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
-    for done, variant in zip(range(0, count, _CUTS_A_LOG), itertools.cycle(storage.variants())):
+    known = itertools.cycle((*storage.servers(), *storage.variants(), *storage.servers()))
+    for done, variant in zip(range(0, count, _CUTS_A_LOG), known, strict=False):
         calls, expected = _logged(folder, variant, draw)
         for _ in range(min(_CUTS_A_LOG, count - done)):
             _cut(folder, calls, draw.randint(0, len(calls)), variant, expected, draw, tally)
@@ -51,19 +52,16 @@ def _throw(folder: Path, count: int, draw: random.Random, tally: Tally) -> None:
 def _logged(
     folder: Path, variant: Variant, draw: random.Random
 ) -> tuple[list[Call], dict[str, bytes]]:
-    """The storage calls of a run that is begun, killed, gone on with and prolonged."""
+    """The storage calls of a run that is begun, killed and gone on with."""
     root, log = folder / "logged", folder / "log"
     shutil.rmtree(root, ignore_errors=True)
     log.unlink(missing_ok=True)
     root.mkdir()
     run = root / "run"
-    for rounds, at in ((_ROUNDS, draw.randint(40, 70)), (_ROUNDS, -1)):
+    first = draw.randint(10, 30) if variant.is_served else draw.randint(40, 70)
+    for at in (first, -1):
         in_a_process(
-            lambda rounds=rounds: train(run, variant, rounds),  # type: ignore[misc]
-            root,
-            at=at,
-            action=storage.KILL,
-            log=log,
+            lambda: train(run, variant, _ROUNDS), root, at=at, action=storage.KILL, log=log
         )
     return read_log(log), left_behind(run)
 

@@ -65,6 +65,7 @@ def campaign(
             return subprocess.run(command, env=environment, check=False).returncode
     tally = Tally()
     with tempfile.TemporaryDirectory(dir=_scratch()) as place:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background too
         with contextlib.suppress(KeyboardInterrupt):
             throw(Path(place).resolve(), given.count, random.Random(given.seed), tally)
         return tally.report(bad)
@@ -99,6 +100,7 @@ class Variant:
         settings: What `simulate` is told beyond the usual.
         fsync: Whether commits wait for the disk.
         commit_every: Rounds between commits.
+        keep: How many of the last commits can be gone back to.
         is_served: Whether it is a server alone, without clients that train: a tenth of the time.
     """
 
@@ -106,6 +108,7 @@ class Variant:
     settings: dict[str, Any] = field(default_factory=dict)
     fsync: bool = True
     commit_every: int = 1
+    keep: int = 2
     is_served: bool = False
 
 
@@ -115,6 +118,7 @@ def servers() -> list[Variant]:
         Variant("server", is_served=True),
         Variant("server, rows on disk", {"codec": "float32"}, is_served=True),
         Variant("server, int8 on disk", {"codec": "int8"}, is_served=True),
+        Variant("server, four states", keep=4, is_served=True),
         Variant("server, no fsync", fsync=False, is_served=True),
     ]
 
@@ -136,7 +140,7 @@ def variants() -> list[Variant]:
         Variant("rows on disk", {"table": Table(where="disk")}),
         Variant("int8 on disk", {"table": Table(where="disk", codec="int8"), "algorithm": "mifa"}),
         Variant("few rows", {"table": Table(max_rows=3)}),
-        Variant("scaffold", {"algorithm": "scaffold"}),
+        Variant("scaffold, four states", {"algorithm": "scaffold"}, keep=4),
         Variant("every second round", commit_every=2),
         Variant("no fsync", fsync=False),
         Variant("on disk, no fsync", {"table": Table(where="disk")}, fsync=False),
@@ -191,6 +195,7 @@ def train(folder: Path, variant: Variant, rounds: int) -> None:
             resume=True,
             fsync=variant.fsync,
             commit_every=variant.commit_every,
+            keep_checkpoints=variant.keep,
             progress=False,
         ),
         **given,
@@ -214,7 +219,7 @@ def _serve(folder: Path, variant: Variant, rounds: int) -> None:
 
     clients, two, state = 6, torch.full((2,), 2), folder / "state"
     with contextlib.ExitStack() as opened:
-        checkpoint = opened.enter_context(Checkpoint(state, fsync=variant.fsync))
+        checkpoint = opened.enter_context(Checkpoint(state, fsync=variant.fsync, keep=variant.keep))
         table: MemoryTable | DiskTable = MemoryTable(clients, DIM)
         if variant.settings:
             codec = variant.settings["codec"]
@@ -357,8 +362,10 @@ class Tally:
         self.wrong: list[str] = []
 
     def count(self, what: str, times: int = 1) -> None:
-        """Adds to one of the counts."""
+        """Adds to one of the counts; tells of every five hundred, since hours may pass."""
         self.counts[what] = self.counts.get(what, 0) + times
+        if self.counts[what] % 500 == 0:
+            sys.stderr.write(f"{self.counts[what]:,} {what}; {len(self.wrong)} wrong so far\n")
 
     def blame(self, what: str, where: str) -> None:
         """Counts what should not have happened, and remembers where it did."""

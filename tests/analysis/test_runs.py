@@ -8,8 +8,10 @@ import pytest
 
 from fedvarp.analysis.comparison import compare
 from fedvarp.analysis.comparison_tables import formatted
+from fedvarp.analysis.runs import Run
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.journal import lines_of, read_lines
 from some_runs import write_run
 
 
@@ -67,3 +69,14 @@ def test_runs_without_timings_have_no_wall_time(tmp_path: Path) -> None:
     assert compare([run]).rows[0].seconds is None
     RunDirectory(run).timings_file.unlink()
     assert compare([run]).rows[0].seconds is None
+
+
+def test_edited_figures_are_not_believed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.1, 0.2])
+    metrics = run / "metrics.jsonl"
+    records = read_lines(metrics)
+    metrics.write_bytes(lines_of(records, chained=True))
+    assert list(Run.read(run).metrics) == records
+    metrics.write_bytes(metrics.read_bytes().replace(b"0.2", b"0.9"))
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in its line 11 .*was changed"):
+        Run.read(run)

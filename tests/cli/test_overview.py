@@ -55,6 +55,15 @@ def test_show_tells_settings_figures_and_the_way_on(tmp_path: Path) -> None:
     assert "There is no run" in printed("show", tmp_path, code=2)
 
 
+def test_show_commands_no_terminal(tmp_path: Path) -> None:
+    """Reasons of refusals, names and objectives come from files that anybody may have written."""
+    evil = "\x1b]0;evil\x07\x1b[2J"
+    write_run(tmp_path / "b", [0.1, 0.5], algorithm=evil, refused={"3": f"a loss {evil}"})
+    for told in (printed("show", tmp_path / "b"), printed("list", tmp_path)):
+        assert "\\x1b]0;evil\\x07" in told
+        assert not {"\x1b", "\x07"} & set(told)
+
+
 def test_tab_offers_presets_files_settings_and_their_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,3 +172,26 @@ def test_with_keys_nobody_takes_the_row_of_another_by_claiming_its_name() -> Non
         client = clients.at(50 + node)
         assert client is not None
         assert row_of(strategy, client.name) == [-(node + 1)] * 2
+
+
+def test_a_list_of_nodes_is_compared_once_a_round() -> None:
+    """It may have a million entries, and is looked at several times in a round."""
+    compared = 0
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return isinstance(other, int) and int(self) == int(other)
+
+        __hash__ = int.__hash__
+
+    def listed() -> list[int]:
+        return [Counted(node) for node in range(1000)]
+
+    clients = KnownClients()
+    first = clients.look(listed())
+    compared, now = 0, listed()
+    assert all(clients.look(now) is first for _ in range(3))
+    assert compared <= 1000
+    assert clients.look(listed()[1:]) is not first

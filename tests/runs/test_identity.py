@@ -49,6 +49,7 @@ def test_a_run_is_the_same_however_long_and_whoever_trains() -> None:
         "trainer.auto": "why",
         "recording.commit_every": 5,
         "recording.fsync": False,
+        "recording.keep_checkpoints": 5,
         "recording.tensorboard": "board",
         "recording.mlflow": "sqlite:///mlflow.db",
         "recording.wandb": "mine",

@@ -147,3 +147,78 @@ def test_values_that_no_run_writes_are_damage(file: Path, edited: str) -> None:
         read_lines(file)
     with pytest.raises(RunError, match="is damaged in its last whole line"):
         read_last_line(file)
+
+
+def chained_file(file: Path, rounds: int = 5) -> list[bytes]:
+    """The lines of a journal with a chain."""
+    journal = Journal(file, chained=True)
+    for t in range(rounds):
+        journal.append({"round": t, "test_accuracy": t / 10})
+    journal.close()
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def test_a_chain_goes_on_where_it_was_left_or_cut_back_to(file: Path) -> None:
+    whole = b"".join(chained_file(file))
+    records = read_lines(file)
+    assert records == [{"round": t, "test_accuracy": t / 10} for t in range(5)]
+    assert read_last_line(file) == records[-1]
+    file.write_bytes(whole[: len(whole) // 2])
+    journal = Journal(file, chained=True)
+    assert journal.become(records[:2]) is False
+    for record in records[2:]:
+        journal.append(record)
+    journal.close()
+    assert file.read_bytes() == whole
+    again = Journal(file, chained=True)
+    again.append({"round": 5})
+    again.close()
+    assert read_lines(file)[-1] == {"round": 5}
+
+
+def test_edited_removed_and_moved_lines_are_noticed(file: Path) -> None:
+    lines = chained_file(file)
+    edited = [
+        [*lines[:2], lines[2].replace(b"0.2", b"0.9"), *lines[3:]],
+        [*lines[:2], *lines[3:]],
+        lines[1:],
+        [lines[0], lines[2], lines[1], *lines[3:]],
+        [*lines[:3], b'{"round": 3, "test_accuracy": 0.9}\n'],
+        [b'{"round": 0, "test_accuracy": 0.9}\n', *lines[1:]],
+        [*lines[:3], lines[3].replace(b", ", b",  "), lines[4]],
+    ]
+    for content in edited:
+        file.write_bytes(b"".join(content))
+        with pytest.raises(RunError, match=r"is damaged in its line \d.*fedvarp resume"):
+            read_lines(file)
+
+
+def test_an_edited_last_line_is_noticed_without_reading_those_before(file: Path) -> None:
+    lines = chained_file(file)
+    for some in (lines[:1], lines):
+        file.write_bytes(b"".join(some).replace(b'"test_accuracy": 0.', b'"test_accuracy": 1.'))
+        with pytest.raises(RunError, match="changed since it was written"):
+            read_last_line(file)
+
+
+def test_files_without_a_chain_stay_so(file: Path) -> None:
+    journal_of(file, 2).close()
+    journal = Journal(file, chained=True)
+    assert journal.become([{"round": 0}, {"round": 1}]) is False
+    journal.append({"round": 2})
+    journal.close()
+    assert file.read_bytes() == b'{"round": 0}\n{"round": 1}\n{"round": 2}\n'
+    assert read_last_line(file) == {"round": 2}
+
+
+@pytest.mark.parametrize("damage", [bytes(60), b"\xff\xfe\n", b'"crc": "'])
+def test_a_chained_file_whose_beginning_is_lost_is_written_anew_with_its_chain(
+    file: Path, damage: bytes
+) -> None:
+    whole = b"".join(chained_file(file))
+    records = read_lines(file)
+    file.write_bytes(damage + whole[len(damage) :])
+    journal = Journal(file, chained=True)
+    journal.become(records)
+    journal.close()
+    assert file.read_bytes() == whole

@@ -158,3 +158,19 @@ def test_what_was_cut_off_is_told_and_mended(
         train(run, 3)
     assert (run / name).read_bytes() == (tmp_path / "copy" / name).read_bytes() == before
     assert not wrong(run)
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_edited_figures_are_told_put_right_and_kept(run: Path, round: int) -> None:
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_bytes()
+    edited = before.replace(
+        b'"round": %d, "clients": [' % round, b'"round": %d, "clients":  [' % round
+    )
+    metrics.write_bytes(edited)
+    assert "changed since it was written" in wrong(run)["metrics.jsonl"]
+    with pytest.warns(DamageWarning, match=r"metrics\.jsonl was"):
+        train(run, 3)
+    assert metrics.read_bytes() == before
+    assert (run / "metrics.jsonl.changed").read_bytes() == edited
+    assert not wrong(run)

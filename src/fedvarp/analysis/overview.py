@@ -12,6 +12,7 @@ import tomli_w
 from fedvarp.analysis.metric_names import METRICS, metric_label, scale_of
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.units import in_bytes, in_seconds, in_short
+from fedvarp.errors import plain
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import judged
 from fedvarp.runs.errors import RunError
@@ -83,7 +84,7 @@ def about_run(path: Path) -> str:
     if verdict.warning:
         lines.append(f"Beware     {verdict.warning}")
     lines += ["", tomli_w.dumps(settings).rstrip(), "", *_next(run, settings, metrics)]
-    return "\n".join(lines) + "\n"
+    return plain("\n".join(lines)) + "\n"
 
 
 def _row(run: RunDirectory, folder: Path) -> tuple[Any, ...]:

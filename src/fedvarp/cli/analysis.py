@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from fedvarp.cli.folders import telling_new_folders
+from fedvarp.errors import plain
 
 if TYPE_CHECKING:
     from fedvarp.analysis.report.watching import Watcher
@@ -132,7 +133,7 @@ def plot(
 
 
 def _remark(note: str) -> None:
-    typer.echo(note, err=True)
+    typer.echo(plain(note), err=True)
 
 
 def report(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 import typer
 
+from fedvarp.errors import plain
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
 from fedvarp.processes import usable_cores
@@ -57,7 +58,7 @@ def report(directory: Path, result: SimulationResult | None, quiet: bool, as_jso
         found = [f"{name} {figures['final'][name]:.4g}" for name in figures["final"]]
         typer.echo(f"{directory}: " + ", ".join([f"{figures['rounds']} rounds", *found]))
         if figures["objective"]:
-            typer.echo(f"It optimised {figures['objective']}.")
+            typer.echo(plain(f"It optimised {figures['objective']}."))
         if verdict.refusals and not verdict.nothing_learned:
             typer.echo(verdict.refusals)
     if verdict.nothing_learned:

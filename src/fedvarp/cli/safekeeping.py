@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedvarp.cli.errors import FAILED
+from fedvarp.errors import plain
 
 if TYPE_CHECKING:
     from fedvarp.simulation.safekeeping import Finding
@@ -58,4 +59,4 @@ def _show(findings: Sequence[Finding], as_json: bool) -> None:
         typer.echo(json.dumps([dataclasses.asdict(found) for found in findings]))
         return
     for found in findings:
-        typer.echo(f"{'sound ' if found.is_sound else 'WRONG '} {found.file} {found.said}")
+        typer.echo(plain(f"{'sound ' if found.is_sound else 'WRONG '} {found.file} {found.said}"))

@@ -193,8 +193,11 @@ class KnownClients:
             Who is there; the same object while nothing has changed.
         """
         listed = nodes if isinstance(nodes, list) else list(nodes)
-        if self._looked is not None and self._looked[0] == listed:
-            return self._looked[1]
+        if self._looked is not None:
+            before, presence = self._looked
+            if before is listed or before == listed:  # a million numbers: compared once a round
+                self._looked = listed, presence
+                return presence
         online = set(listed)
         self._left &= online
         if not self._missing:

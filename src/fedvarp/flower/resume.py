@@ -234,7 +234,7 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
     with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
         checkpoint = None
         if settings.checkpoint is not None:
-            checkpoint = Checkpoint(settings.checkpoint)
+            checkpoint = Checkpoint(settings.checkpoint, keep=settings.keep_checkpoints)
             opened.callback(checkpoint.close)
             _refuse_another_run(checkpoint, layout, settings)
         entries = {} if checkpoint is None else checkpoint.entries()

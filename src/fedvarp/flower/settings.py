@@ -19,7 +19,15 @@ from fedvarp.flower.reporting import MetricsAggregator
 from fedvarp.flower.rows import Clusters, ClusterSource
 from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
-from fedvarp.settings.bounds import AboveOne, Count, Decay, Positive, Seed, Share
+from fedvarp.settings.bounds import (
+    AboveOne,
+    Count,
+    Decay,
+    KeepCheckpoints,
+    Positive,
+    Seed,
+    Share,
+)
 from fedvarp.settings.checked import check_fields
 from fedvarp.settings.names import options_of
 from fedvarp.settings.problems import SettingsError
@@ -75,6 +83,8 @@ class StrategySettings:
         weighted_by_key: The metric that says how much a client counts.
         checkpoint: Folder that holds the run; started again with it, the run goes on. None: a
             restart begins anew.
+        keep_checkpoints: How many of the last rounds it holds, to go back to if those after them
+            are damaged; they share all rows that did not change.
         where: Where the table of client states lives, "memory" or "disk"; "disk" needs
             `checkpoint`.
         codec: How its rows are stored: float32, bfloat16, float16 or int8.
@@ -133,6 +143,7 @@ class StrategySettings:
     weighting: Weighting = "examples"
     weighted_by_key: Annotated[str, Field(min_length=1)] = "num-examples"
     checkpoint: str | os.PathLike[str] | None = None
+    keep_checkpoints: KeepCheckpoints = 2
     where: Literal["memory", "disk"] = "memory"
     codec: str = "float32"
     rows: Annotated[str, Field(min_length=1)] = "all"

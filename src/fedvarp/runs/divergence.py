@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fedvarp.errors import plain
+
 FEWEST_ROUNDS: Final = 10
 """A run learns no more once no reply was usable in this many rounds, or in its last tenth if that
 is longer; a run without any usable reply never did. In fewer rounds a loss may well rise first."""
@@ -58,7 +60,8 @@ class Verdict:
         """How many replies were refused and why, in a sentence; None if none was."""
         if not self.refused:
             return None
-        why = f", most often for this: {self.refused_because}" if self.refused_because else ""
+        because = self.refused_because and plain(self.refused_because)
+        why = f", most often for this: {because}" if because else ""
         return f"{self.refused:,} of {self.replies:,} replies were refused{why}."
 
     @property

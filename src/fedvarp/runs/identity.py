@@ -22,7 +22,8 @@ _THREADS: Final = "trainer.threads"
 _PYTHON: Final = re.compile(r", Python \d+\.\d+")  # behind the hash of code
 _CONTENT: Final = re.compile(r"(given\.)?(loss|model|sampler|server_optimizer)\b")
 _HOW_KEPT: Final = tuple(
-    f"recording.{name}" for name in ("commit_every", "fsync", "tensorboard", "mlflow", "wandb")
+    f"recording.{name}"
+    for name in ("commit_every", "keep_checkpoints", "fsync", "tensorboard", "mlflow", "wandb")
 )
 
 MAY_CHANGE: Final = frozenset({ROUNDS, TARGET, _TRAINER, _WORKERS, _AUTO, *_HOW_KEPT})

@@ -1,11 +1,18 @@
-"""Files of JSON lines: appended to round by round, cut back to a checkpoint, and read."""
+"""Files of JSON lines: appended to round by round, cut back to a checkpoint, and read.
+
+Lines may be chained: each ends with the CRC-32 of all lines so far, so that one which was edited,
+damaged, removed or moved is noticed by whoever reads the file. A file stays as it was begun: those
+of earlier versions have no chain.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +24,9 @@ from fedvarp.whole_files import write_whole
 _NUMBERS: Final = frozenset(
     (*FIGURES, "bytes_up", "bytes_down", "server_bytes", "num_refused", "num_replies")
 )
+_CRC: Final = "crc"
+_LINK: Final = f', "{_CRC}": "%08x"}}'
+_LINK_LENGTH: Final = len(_LINK % 0)
 _FIRST_LOOK: Final = 4096  # bytes at the end of a file; a usual line has some hundreds
 
 
@@ -25,11 +35,21 @@ class Journal:
 
     Args:
         path: The file; it is made if there is none, and appended to otherwise.
+        chained: Whether lines are chained, unless there are some already that are not.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, chained: bool = False) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)  # what could not be written is not tried again
+        self._is_chained = chained and not _begins_without_chain(path.read_bytes())
+
+    @functools.cached_property
+    def _before(self) -> int | None:
+        """What the next line is chained to; None where lines are not."""
+        if not self._is_chained:
+            return None
+        *_, last, _ = (b"", *self.path.read_bytes().rsplit(b"\n", 2))
+        return _crc_in(last) or 0
 
     @property
     def size(self) -> int:
@@ -47,9 +67,11 @@ class Journal:
         Args:
             record: What JSON can hold; numbers that are not finite become null.
         """
-        line = memoryview(line_of(record))
-        while line:
-            line = line[self._file.write(line) :]
+        written = line_of(record, self._before)
+        left = memoryview(written)
+        while left:
+            left = left[self._file.write(left) :]
+        self._before = None if self._before is None else _crc_in(written[:-1])
 
     def become(self, records: Iterable[Mapping[str, Any]]) -> bool:
         """Drops what follows these records; where the file does not begin with them, writes it.
@@ -61,7 +83,7 @@ class Journal:
             Whether what was there had been changed by somebody: it differs in more than a crash
             or a power failure can do to it, and is kept with ``.changed`` behind its name.
         """
-        wanted, found = b"".join(map(line_of, records)), self.path.read_bytes()
+        wanted, found = lines_of(records, chained=self._is_chained), self.path.read_bytes()
         if found.startswith(wanted):
             self.cut_back(len(wanted))
             return False
@@ -72,6 +94,7 @@ class Journal:
             write_whole(self.path.with_name(f"{self.path.name}.changed"), found)
         write_whole(self.path, wanted)
         self._file = self.path.open("ab", buffering=0)
+        self.__dict__.pop("_before", None)
         return changed
 
     def cut_back(self, size: int) -> None:
@@ -91,6 +114,7 @@ class Journal:
             )
         self._file.truncate(size)
         self._file.seek(size)
+        self.__dict__.pop("_before", None)
 
     def cut_back_or_further(self, size: int) -> None:
         """Drops all but the whole lines within the first bytes, up to the first damaged one.
@@ -116,13 +140,36 @@ class Journal:
         self._file.close()
 
 
-def line_of(record: Mapping[str, Any]) -> bytes:
+def line_of(record: Mapping[str, Any], before: int | None = None) -> bytes:
     """A record as its line of a journal.
 
     Args:
         record: What JSON can hold; numbers that are not finite become null.
+        before: What the line is chained to: 0 for the first; None leaves it without a chain.
     """
-    return json.dumps(without_nan(record), allow_nan=False).encode() + b"\n"
+    text = json.dumps(without_nan(record), allow_nan=False).encode()
+    if before is not None:
+        text = text[:-1] + (_LINK % zlib.crc32(text, before)).encode()
+    return text + b"\n"
+
+
+def lines_of(records: Iterable[Mapping[str, Any]], *, chained: bool) -> bytes:
+    """Records as the lines of a journal.
+
+    Args:
+        records: All of them, from the first on.
+        chained: Whether lines are chained.
+    """
+    lines, before = [], 0 if chained else None
+    for record in records:
+        lines.append(line_of(record, before))
+        before = _crc_in(lines[-1][:-1]) if chained else None
+    return b"".join(lines)
+
+
+def is_chained(file: Path) -> bool:
+    """Whether the lines of a journal are chained, as far as its first line tells."""
+    return not _begins_without_chain(file.read_bytes())
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -135,12 +182,18 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         One record for each line.
 
     Raises:
-        RunError: The file does not exist, or a line of it is damaged.
+        RunError: The file does not exist, or a line of it is damaged, or was edited.
     """
     if not file.exists():
         raise RunError(f"{file} does not exist: no round of that run was recorded.")
-    *whole, _ = file.read_bytes().split(b"\n")
-    return [_parsed(line, file, f"line {n}") for n, line in enumerate(whole, start=1)]
+    content = file.read_bytes()
+    *whole, _ = content.split(b"\n")
+    before = None if _begins_without_chain(content) else 0
+    records = []
+    for n, line in enumerate(whole, start=1):
+        records.append(_parsed(line, file, f"line {n}", before))
+        before = None if before is None else _crc_in(line)
+    return records
 
 
 def read_sound_lines(file: Path, *names: str) -> list[dict[str, Any]]:
@@ -158,7 +211,7 @@ def read_sound_lines(file: Path, *names: str) -> list[dict[str, Any]]:
         return found
     with contextlib.suppress(RunError):
         for line in file.read_bytes().split(b"\n")[:-1]:
-            record = _parsed(line, file, "lines")
+            record = _parsed(line, file, "lines", None)
             if not all(isinstance(record.get(name), int | float) for name in names):
                 break
             found.append(record)
@@ -185,8 +238,12 @@ def read_last_line(file: Path) -> dict[str, Any] | None:
         while True:
             start = opened.seek(max(0, size - length))
             *whole, _ = opened.read(size - start).split(b"\n")
+            if not whole and start == 0:
+                return None
             if start == 0 or len(whole) > 1:  # else its beginning may lie further back
-                return _parsed(whole[-1], file, "last whole line") if whole else None
+                is_linked = _crc_in(whole[-1]) is not None
+                before = _crc_in(whole[-2]) if len(whole) > 1 else 0 if is_linked else None
+                return _parsed(whole[-1], file, "last whole line", before)
             length *= 2
 
 
@@ -209,16 +266,42 @@ def without_nan(value: Any) -> Any:
     return value
 
 
-def _parsed(line: bytes, file: Path, where: str) -> dict[str, Any]:
+def _begins_without_chain(content: bytes) -> bool:
+    first = content.split(b"\n", 1)[0]
+    if _crc_in(first) is not None:
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        return isinstance(json.loads(first), dict)
+    return False  # an empty file, or one whose first line is damaged
+
+
+def _crc_in(line: bytes) -> int | None:
+    """What a line that is chained ends with; None where it is not."""
+    end = line[-_LINK_LENGTH:].decode(errors="replace")
+    try:
+        crc = int(end[-10:-2], 16)
+    except ValueError:
+        return None
+    return crc if end == _LINK % crc else None
+
+
+def _parsed(line: bytes, file: Path, where: str, before: int | None) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(line)
         _refuse_other_kinds(record)
+        crc = _crc_in(line)
+        if (crc is None) != (before is None):
+            raise ValueError("its checksum is missing, or that of the line before it")
+        if before is not None and crc != zlib.crc32(line[:-_LINK_LENGTH] + b"}", before):
+            raise ValueError("it was changed since it was written, or a line before it was removed")
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # of JSON, or the encoding
         raise RunError(
             f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
             f"puts it right from the run's checkpoint; without one, restore it from a copy, or "
             f"leave the run out."
         ) from error
+    if before is not None:
+        del record[_CRC]
     return record
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.server.server import Server
+from fedvarp.settings.bounds import KeepCheckpoints
 from fedvarp.settings.checked import checked
 from fedvarp.tables.disk import DiskTable
+from fedvarp.tables.earlier import ALWAYS
 from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError, as_json, from_json, refuse_differences
 from fedvarp.version import __version__
@@ -44,6 +46,8 @@ class Checkpoint:
         path: The folder, made if there is none; that of a `DiskTable` if the server's table is one.
         fsync: Whether a commit waits for the disk. Without it a killed process loses nothing, but
             a power failure may cost the whole run: what is left may be refused as damaged.
+        keep: How many of the last commits the folder holds, to go back to if those after them are
+            damaged; they share all rows that did not change. Two always are there.
 
     Raises:
         CheckpointError: The folder was written in another format.
@@ -64,8 +68,14 @@ class Checkpoint:
     """
 
     @checked
-    def __init__(self, path: str | os.PathLike[str], *, fsync: bool = True) -> None:
-        self.store = Store.open(path, fsync=fsync)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: bool = True,
+        keep: KeepCheckpoints = ALWAYS,
+    ) -> None:
+        self.store = Store.open(path, fsync=fsync, keep=keep)
         try:
             self._about = from_json(self.store.read("state", "about"))
             if self._about and self._about["format"] not in _READABLE:

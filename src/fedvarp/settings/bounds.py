@@ -24,6 +24,7 @@ def _as_text(value: Any) -> Any:
 
 WholeNumber = Annotated[int, BeforeValidator(_as_python)]
 Count = Annotated[WholeNumber, Field(ge=1)]
+KeepCheckpoints = Annotated[WholeNumber, Field(ge=2, le=100)]  # of 126 that LMDB can hold
 Seed = Annotated[WholeNumber, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1e38)]  # beyond that lies no 32-bit number

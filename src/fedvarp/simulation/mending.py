@@ -14,7 +14,7 @@ from typing import Any, Final
 from fedvarp.errors import DamageWarning
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.journal import line_of
+from fedvarp.runs.journal import Journal
 from fedvarp.runs.mendable import is_to_be_mended
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import Checkpoint
@@ -87,14 +87,18 @@ def mend(directory: RunDirectory) -> None:
         for file in small_files(directory):
             kept = entries.get(text_key(file))
             if kept is not None and not is_sound(directory, file, kept["text"]):
-                _write_anew(file, kept["text"].encode())
+                _warn_of(file)
+                write_whole(file, kept["text"])
         records = list(committed_records(checkpoint))
         # Before the first commit there is at most the first line, of the initial model.
         metrics = directory.metrics_file
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 2
         is_new = checkpoint.round is None and lines < 2
         if (records or is_new) and not _has_records(directory):
-            _write_anew(directory.metrics_file, b"".join(map(line_of, records)))
+            _warn_of(metrics)
+            journal = Journal(metrics, chained=True)
+            journal.become(records)  # and keeps what somebody has changed
+            journal.close()
 
 
 def small_files(directory: RunDirectory) -> tuple[Path, ...]:
@@ -129,11 +133,10 @@ def _has_records(directory: RunDirectory) -> bool:
         return False
 
 
-def _write_anew(file: Path, content: bytes) -> None:
+def _warn_of(file: Path) -> None:
     was = "damaged" if file.exists() else "gone"
-    write_whole(file, content)
     warnings.warn(
-        f"{file} was {was}, and was written anew from the run's checkpoint.",
+        f"{file} was {was}, and is written anew from the run's checkpoint.",
         DamageWarning,
         stacklevel=3,
     )

@@ -64,9 +64,11 @@ class RecordedRun:
         self._uncommitted: dict[str, Mapping[str, Any]] = {}
         directory.remove_strays()
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
-            self._checkpoint = Checkpoint(directory.checkpoint_folder, fsync=recording.fsync)
+            self._checkpoint = Checkpoint(
+                directory.checkpoint_folder, fsync=recording.fsync, keep=recording.keep_checkpoints
+            )
             opened.callback(self._checkpoint.close)
-            self._metrics = Journal(directory.metrics_file)
+            self._metrics = Journal(directory.metrics_file, chained=True)
             opened.callback(self._metrics.close)
             self._timings = Journal(directory.timings_file)
             opened.callback(self._timings.close)

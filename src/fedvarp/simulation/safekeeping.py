@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.exported_model import DamagedModelError, read_about
 from fedvarp.runs.identity import changes, lasting
+from fedvarp.runs.journal import is_chained, lines_of
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import ENTRIES
 from fedvarp.simulation.mending import is_record, is_sound, small_files, text_key
@@ -71,17 +72,19 @@ def verify(run: str | os.PathLike[str]) -> list[Finding]:
     name = DATA if alone else f"checkpoint/{DATA}"
     try:
         with undisturbed(folder):
-            seal, snapshot, wrong = inspect(folder / DATA, with_values=True)
-            held = _Held.of(folder / DATA, snapshot)
+            found = inspect(folder / DATA, with_values=True)
+            held = _Held.of(folder / DATA, found.snapshot)
     except StoreError as error:
         return [Finding(name, False, str(error)), *([] if alone else _files(directory, _Held()))]
-    if wrong is not None:
-        said = f"is damaged in its newest transaction ({wrong}); the one before it is whole"
-    elif seal is None:
+    if found.wrong is not None:
+        back = found.transactions_back
+        which = "the one" if back < 2 else f"the {back}th"
+        said = f"is damaged in its newest transaction ({found.wrong}); {which} before it is whole"
+    elif found.seal is None:
         said = "is whole; an earlier version wrote it, without a seal"
     else:
-        said = f"is whole: {seal.count:,} values, digest {seal.digest:032x}"
-    return [Finding(name, wrong is None, said), *([] if alone else _files(directory, held))]
+        said = f"is whole: {found.seal.count:,} values, digest {found.seal.digest:032x}"
+    return [Finding(name, found.wrong is None, said), *([] if alone else _files(directory, held))]
 
 
 @dataclass(frozen=True)
@@ -90,26 +93,26 @@ class _Held:
 
     Attributes:
         settings: Those that last.
-        lines: Of metrics.jsonl.
+        records: Those of metrics.jsonl.
         texts: The small files, by their keys.
     """
 
     settings: Mapping[str, object] = field(default_factory=dict)
-    lines: bytes = b""
+    records: Sequence[Mapping[str, object]] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(file: Path, snapshot: Snapshot | None) -> _Held:
         about = json.loads(values_of(file, snapshot, "state").get("about", b"{}"))
         entries = values_of(file, snapshot, ENTRIES)
-        records = [line + b"\n" for key, line in entries.items() if is_record(key)]
+        records = [json.loads(record) for key, record in entries.items() if is_record(key)]
         texts = {key: json.loads(e)["text"] for key, e in entries.items() if not is_record(key)}
-        return _Held(about.get("notes", {}).get("settings", {}), b"".join(records), texts)
+        return _Held(about.get("notes", {}).get("settings", {}), records, texts)
 
 
 def _files(directory: RunDirectory, held: _Held) -> Iterator[Finding]:
     yield _config(directory, held)
-    yield _metrics(directory, held.lines or None)
+    yield _metrics(directory, held.records)
     yield _model(directory)
     if not can_be_read(directory.versions_file):
         was = "is damaged" if directory.versions_file.exists() else "is gone"
@@ -131,18 +134,18 @@ def _config(directory: RunDirectory, held: _Held) -> Finding:
     return Finding(name, True, "is whole")
 
 
-def _metrics(directory: RunDirectory, records: bytes | None) -> Finding:
-    name = directory.metrics_file.name
+def _metrics(directory: RunDirectory, records: Sequence[Mapping[str, object]]) -> Finding:
+    file = directory.metrics_file
     try:
         lines = len(directory.metrics())
-        found = directory.metrics_file.read_bytes()
+        due = lines_of(records, chained=is_chained(file))
+        is_as_committed = file.read_bytes().startswith(due)
     except (RunError, OSError) as error:
-        return Finding(name, False, str(error))
-    if records is not None and not found.startswith(records):
-        return Finding(name, False, "differs from the checkpoint's records; resuming mends it")
-    if records is not None:
-        return Finding(name, True, f"is that of the checkpoint, {lines:,} lines")
-    return Finding(name, True, f"can be read, {lines:,} lines")
+        return Finding(file.name, False, str(error))
+    if not is_as_committed:
+        return Finding(file.name, False, "differs from the checkpoint's records; resuming mends it")
+    whose = "is that of the checkpoint" if records else "can be read"
+    return Finding(file.name, True, f"{whose}, {lines:,} lines")
 
 
 def _model(directory: RunDirectory) -> Finding:
@@ -188,8 +191,8 @@ def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Find
         raise RunError(f"{target} is there already. Choose a new directory for the copy.")
     with _drafted(target) as draft:
         copy_store(source.checkpoint_folder, draft.checkpoint_folder)
-        _, snapshot, _ = inspect(draft.checkpoint_folder / DATA, with_values=False)
-        held = _Held.of(draft.checkpoint_folder / DATA, snapshot)
+        copied = inspect(draft.checkpoint_folder / DATA, with_values=False)
+        held = _Held.of(draft.checkpoint_folder / DATA, copied.snapshot)
         for file in small_files(source):
             kept = held.texts.get(text_key(file))
             if kept is not None and not is_sound(source, file, kept):
@@ -198,7 +201,10 @@ def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Find
                 write_whole(draft.path / file.name, file.read_bytes())
         if source.timings_file.exists():
             write_whole(draft.timings_file, source.timings_file.read_bytes())
-        write_whole(draft.metrics_file, held.lines or source.metrics_file.read_bytes())
+        metrics = source.metrics_file.read_bytes()
+        if held.records:
+            metrics = lines_of(held.records, chained=is_chained(source.metrics_file))
+        write_whole(draft.metrics_file, metrics)
         if source.has_the_newest_model:
             write_whole(draft.model_file, source.model_file.read_bytes())
         findings = verify(draft.path)

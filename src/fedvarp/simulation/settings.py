@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedvarp.clients.metrics import MetricsSetting
-from fedvarp.settings.bounds import Count, PathText
+from fedvarp.settings.bounds import Count, KeepCheckpoints, PathText
 from fedvarp.settings.section import Section
 
 
@@ -46,6 +46,9 @@ class Recording(Section):
     """Whether to go on with the run in `out`; it is begun if there is none."""
     commit_every: Count = 1
     """Rounds between checkpoints."""
+    keep_checkpoints: KeepCheckpoints = 2
+    """How many of the last checkpoints are kept, to go back to if those after them are damaged.
+    They share all rows that did not change, so that each takes the room of one round's rows."""
     fsync: bool = True
     """Whether a checkpoint waits for the disk, rows on disk included. Without it a killed process
     still loses nothing, but a power failure may cost the whole run: it is refused as damaged then,

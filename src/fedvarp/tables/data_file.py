@@ -6,12 +6,14 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
 from fedvarp.errors import DamageWarning, FedvarpError
+from fedvarp.tables.earlier import forget_notes, noted_snapshots
 from fedvarp.tables.pages import IS_KNOWN, DamagedPagesError, Snapshot, go_back, snapshots, values
 from fedvarp.tables.seals import SEAL, Seal, examine
 from fedvarp.whole_files import sync_folder
@@ -53,7 +55,8 @@ def create(folder: Path) -> None:
 
 
 def put_in_place(folder: Path) -> None:
-    """Gives a draft the name of the store's file, for good."""
+    """Gives a draft the name of the store's file, for good; nothing of an older one is kept."""
+    forget_notes(folder / DATA)
     (folder / DRAFT).replace(folder / DATA)
     remove_draft(folder)
     sync_folder(folder)
@@ -109,7 +112,7 @@ def open_environment(file: Path, *, fsync: bool, readonly: bool = False) -> Any:
 
 
 def prove(file: Path) -> tuple[Seal | None, bool]:
-    """Proves a file whole; goes back a transaction if the newest one is damaged.
+    """Proves a file whole; goes back to an earlier transaction if the newest one is damaged.
 
     Only for who may write to the file. All values are read too, unless there are so many that they
     are better looked at one by one as they are needed.
@@ -124,23 +127,41 @@ def prove(file: Path) -> tuple[Seal | None, bool]:
         StoreError: It is damaged, or cannot be read. It stays as it is.
     """
     with_values = file.stat().st_size <= _READ_WHOLE
-    seal, snapshot, wrong = inspect(file, with_values=with_values)
-    if snapshot is not None and wrong is not None:
+    found = inspect(file, with_values=with_values)
+    if found.snapshot is not None and found.wrong is not None:
         descriptor = os.open(file, os.O_RDWR)
         try:
-            go_back(descriptor, snapshot)
+            go_back(descriptor, found.snapshot)
         finally:
             os.close(descriptor)
         warnings.warn(
-            f"{file} was damaged in its newest transaction ({wrong}). The one before it is whole, "
-            f"and is gone on from: the last round is trained again.",
+            f"{file} was damaged in its newest transaction ({found.wrong}). One before it is "
+            f"whole, and is gone on from: what came since, {found.transactions_back} at most, is "
+            f"done again.",
             DamageWarning,
             stacklevel=2,
         )
-    return seal, with_values and seal is not None and snapshot is not None
+    return found.seal, with_values and found.seal is not None and found.snapshot is not None
 
 
-def inspect(file: Path, *, with_values: bool) -> tuple[Seal | None, Snapshot | None, str | None]:
+@dataclass(frozen=True)
+class Inspection:
+    """The newest state of a file that is whole.
+
+    Attributes:
+        seal: Of what it holds; None where a version without seals wrote it.
+        snapshot: That state; None on machines whose layout is not known.
+        wrong: What is wrong with a newer one; None where nothing is.
+        transactions_back: How many transactions are lost with the newer ones.
+    """
+
+    seal: Seal | None
+    snapshot: Snapshot | None = None
+    wrong: str | None = None
+    transactions_back: int = 0
+
+
+def inspect(file: Path, *, with_values: bool) -> Inspection:
     """Looks for the newest whole state of a file, without changing anything.
 
     Args:
@@ -148,30 +169,32 @@ def inspect(file: Path, *, with_values: bool) -> tuple[Seal | None, Snapshot | N
         with_values: Whether to read all values too.
 
     Returns:
-        The seal of the newest state that is whole, that state, and what is wrong with a newer one;
-        None where nothing is. On machines whose layout is not known, the seal alone.
+        What was found.
 
     Raises:
         StoreError: No state is whole, or it cannot be read.
     """
     if not IS_KNOWN:
-        return _seal_by_lmdb(file), None, None
+        return Inspection(_seal_by_lmdb(file))
     try:
         descriptor = os.open(file, os.O_RDONLY)
         try:
-            found = snapshots(descriptor)
+            named = snapshots(descriptor)
+            newest = max((each.transaction for each in named), default=None)
             # LMDB needs both meta pages: one that is none is written anew from the other.
-            wrong = None if len(found) == 2 else "one of its two meta pages is none"
-            for snapshot in found:
+            wrong = None if len(named) == 2 else "one of its two meta pages is none"
+            for snapshot in (*named, *noted_snapshots(file, before=newest)):
+                back = 0 if newest is None else newest - snapshot.transaction
                 try:
-                    return examine(descriptor, snapshot, with_values=with_values), snapshot, wrong
+                    seal = examine(descriptor, snapshot, with_values=with_values)
+                    return Inspection(seal, snapshot, wrong, back)
                 except DamagedPagesError as reason:
                     wrong = wrong or str(reason)
         finally:
             os.close(descriptor)
     except OSError as reason:
         raise _cannot_open(file, reason.strerror or str(reason)) from reason
-    raise damaged(file, wrong if found and wrong else "it is empty, was cut off, or is not ours")
+    raise damaged(file, wrong if named and wrong else "it is empty, was cut off, or is not ours")
 
 
 def _seal_by_lmdb(file: Path) -> Seal | None:
@@ -221,7 +244,7 @@ def damaged(file: Path, wrong: str) -> StoreError:
     return StoreError(f"{file} is damaged: {wrong}. {_IF_DAMAGED}")
 
 
-def unless_damaged(file: Path, reason: lmdb.Error, otherwise: StoreError) -> StoreError:
+def unless_damaged(file: Path, reason: Exception, otherwise: StoreError) -> StoreError:
     """Tells damage, as LMDB sees it, from all that may pass.
 
     Args:

@@ -7,7 +7,7 @@ error. The layout is that of LMDB 0.9 on 64-bit little-endian machines.
 
 The file has two meta pages, written in turn: each names the pages of one whole snapshot, and a
 transaction never overwrites a page of the one before. So the snapshot before the newest is always
-there too, and shares with it whatever did not change.
+there too, and shares with it whatever did not change; `earlier.py` keeps more of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _NO_PAGE: Final = 2**64 - 1
 _HEADER: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
 _TREE: Final = struct.Struct("<IHHQQQQQ")
 _META: Final = struct.Struct(f"<IIQQ{_TREE.size}s{_TREE.size}sQQ")
+META_BYTES: Final = _HEADER.size + _META.size
+"""How much of a meta page there is to know."""
 _NODE: Final = struct.Struct("<HHHH")  # low, high, flags, size of the key
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE = 0x01, 0x02, 0x04, 0x08
 _BIG, _SUB_TREE = 0x01, 0x02
@@ -69,10 +71,10 @@ class _Tree(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One of the two states that a file holds.
+    """One of the states that a file holds.
 
     Attributes:
-        slot: Which meta page names it, 0 or 1.
+        meta: The beginning of the meta page that names it.
         transaction: The number of the transaction that made it.
         page_size: Of the file.
         last_page: The last page in use.
@@ -80,7 +82,7 @@ class Snapshot:
         main: The tree of databases.
     """
 
-    slot: int
+    meta: bytes
     transaction: int
     page_size: int
     last_page: int
@@ -100,36 +102,46 @@ def snapshots(file: int) -> list[Snapshot]:
     Raises:
         OSError: The disk cannot be read.
     """
-    first = _meta(os.pread(file, _HEADER.size + _META.size, 0), 0)
+    first = snapshot_of(os.pread(file, META_BYTES, 0), page=0)
     sizes = _PAGE_SIZES if first is None else (first.page_size,)
-    seconds = (_meta(os.pread(file, _HEADER.size + _META.size, size), 1) for size in sizes)
+    seconds = (snapshot_of(os.pread(file, META_BYTES, size), page=1) for size in sizes)
     second = next((found for found in seconds if found is not None), None)
     both = [found for found in (first, second) if found is not None]
     return sorted(both, key=lambda found: found.transaction, reverse=True)
 
 
-def _meta(page: bytes, slot: int) -> Snapshot | None:
-    if len(page) < _HEADER.size + _META.size:
+def snapshot_of(meta: bytes, page: int | None = None) -> Snapshot | None:
+    """The state that a meta page names.
+
+    Args:
+        meta: The beginning of the page.
+        page: Its number; None: 0 or 1.
+
+    Returns:
+        The state; None where that is no meta page.
+    """
+    if len(meta) < META_BYTES:
         return None
-    number, _, flags, _, _ = _HEADER.unpack_from(page)
-    magic, version, _, _, free, main, last, transaction = _META.unpack_from(page, _HEADER.size)
+    number, _, flags, _, _ = _HEADER.unpack_from(meta)
+    magic, version, _, _, free, main, last, transaction = _META.unpack_from(meta, _HEADER.size)
     trees = _Tree(*_TREE.unpack(free)), _Tree(*_TREE.unpack(main))
-    is_one = number == slot and flags == _META_PAGE and (magic, version) == (_MAGIC, _VERSION)
-    if not is_one or trees[0].pad not in _PAGE_SIZES:
+    is_one = flags == _META_PAGE and (magic, version) == (_MAGIC, _VERSION)
+    if not is_one or number not in ((0, 1) if page is None else (page,)):
         return None
-    return Snapshot(slot, transaction, trees[0].pad, last, *trees)
+    if trees[0].pad not in _PAGE_SIZES:
+        return None
+    return Snapshot(meta, transaction, trees[0].pad, last, *trees)
 
 
 def go_back(file: int, to: Snapshot) -> None:
-    """Makes a snapshot the newest of its file, by writing its meta page in the place of the other.
+    """Makes a snapshot the newest of its file, by letting both meta pages name it.
 
     Args:
         file: A descriptor to write to, of a file that nobody has open otherwise.
         to: The snapshot.
     """
-    page = bytearray(os.pread(file, to.page_size, to.slot * to.page_size))
-    page[:8] = (1 - to.slot).to_bytes(8, "little")
-    os.pwrite(file, page, (1 - to.slot) * to.page_size)
+    for page in (0, 1):
+        os.pwrite(file, page.to_bytes(8, "little") + to.meta[8:], page * to.page_size)
     os.fsync(file)
 
 

@@ -38,6 +38,7 @@ from fedvarp.tables.data_file import (
     seal_anew,
     unless_damaged,
 )
+from fedvarp.tables.earlier import ALWAYS, EarlierStates
 from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum, sealed_afresh, with_prefix
 from fedvarp.whole_files import make_folder
 
@@ -81,12 +82,13 @@ class Store:
                 create(path)
             self._seal, self._is_read = prove(path / DATA)
             self._environment = open_environment(path / DATA, fsync=fsync)
+            self._earlier = EarlierStates(path / DATA)
         except BaseException:
             self._lock.release()
             raise
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, fsync: bool = True) -> Store:
+    def open(cls, path: str | os.PathLike[str], *, fsync: bool = True, keep: int = ALWAYS) -> Store:
         """The store in that folder, made if there is none. Call `close` once for every `open`.
 
         Args:
@@ -94,6 +96,8 @@ class Store:
             fsync: Whether a transaction waits for the disk. Without it a killed process loses
                 nothing, but a power failure may cost everything: never a wrong value, but a file
                 that is refused as damaged.
+            keep: How many states the file holds, to go back to if newer ones are damaged; of
+                several users, the one that wants most decides.
 
         Returns:
             The one store that this process has for the folder.
@@ -106,6 +110,7 @@ class Store:
             cls._opened[folder] = cls(folder, fsync)
         store = cls._opened[folder]
         store._users += 1
+        store._earlier.count = max(store._earlier.count, keep)
         if fsync and not store._fsync:
             store._wait_for_the_disk()
         return store
@@ -127,13 +132,17 @@ class Store:
         self._users -= 1
         if self._users == 0:
             del self._opened[self.path]
-            self._environment.close()
+            self._close_environment()
             self._lock.release()
+
+    def _close_environment(self) -> None:
+        self._earlier.let_go()
+        self._environment.close()
+        self._databases.clear()
 
     def _wait_for_the_disk(self) -> None:
         """One of several users wants fsync: from now on all get it."""
-        self._environment.close()
-        self._databases.clear()
+        self._close_environment()
         self._environment = open_environment(self.path / DATA, fsync=True)
         self._environment.sync(True)  # what was written without waiting
         self._fsync = True
@@ -159,13 +168,15 @@ class Store:
         while True:
             databases = dict(self._databases)  # one that is made in here is there if all of it is
             try:
+                self._earlier.hold_newest(self._environment)
                 with self._environment.begin(write=True) as transaction:
                     seal = self._write_all(transaction, databases, values, emptied)
                 self._databases, self._seal = databases, seal
                 return
             except lmdb.MapFullError:
+                self._earlier.let_go()  # since the map moves
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
-            except lmdb.Error as reason:
+            except (lmdb.Error, OSError) as reason:
                 raise self._cannot_write(reason) from reason
 
     def _write_all(
@@ -214,8 +225,7 @@ class Store:
             seal_anew(draft, self._seal)
         except (lmdb.Error, OSError) as reason:
             raise WriteError(f"Writing {draft} failed: {reason}. Is the disk full?") from reason
-        self._environment.close()
-        self._databases.clear()
+        self._close_environment()
         put_in_place(self.path)
         self._environment = open_environment(self.path / DATA, fsync=self._fsync)
 
@@ -336,7 +346,7 @@ class Store:
     def _damage_reported(self) -> contextlib.AbstractContextManager[None]:
         return damage_reported(self.path / DATA)
 
-    def _cannot_write(self, reason: lmdb.Error) -> StoreError:
+    def _cannot_write(self, reason: lmdb.Error | OSError) -> StoreError:
         return unless_damaged(
             self.path / DATA,
             reason,

@@ -123,20 +123,27 @@ def test_all_user_text_is_escaped(tmp_path: Path) -> None:
     ).replace(">", "&gt;")
 
 
-def test_browsers_run_only_the_scripts_of_the_page(tmp_path: Path) -> None:
-    """Whatever slips through into the page has no digest among those that may run."""
+@pytest.mark.parametrize(("tag", "more"), [("script", []), ("style", [""])])
+def test_browsers_take_only_the_scripts_and_styles_of_the_page(
+    tmp_path: Path, tag: str, more: list[str]
+) -> None:
+    """Whatever slips through into the page has no digest among those that may run.
+
+    Plotly makes an empty style, which it adds rules to.
+    """
     run = write_run(tmp_path / "run", [0.1, 0.2])
     text = write_report([run], tmp_path / "page.html").read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
-    allowed = re.search(r"script-src ([^;]*);", policy[1].replace("&#39;", "'"))
+    allowed = re.search(rf"{tag}-src ([^;]*);", policy[1].replace("&#39;", "'"))
     assert allowed is not None
-    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    assert len(scripts) == 2
+    ours = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    assert ours
     assert allowed[1].split() == [
         f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
-        for one in scripts
+        for one in (*ours, *more)
     ]
+    assert "unsafe" not in policy[1]
 
 
 def test_a_report_of_nothing_is_refused_and_writes_nothing(tmp_path: Path) -> None:

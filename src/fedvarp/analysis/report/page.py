@@ -6,6 +6,7 @@ import base64
 import hashlib
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from fedvarp.settings.checked import checked
 from fedvarp.version import __version__
 from fedvarp.whole_files import write_whole
 
+# Plotly brings the styles of maps along, unless there is an element that has their id already.
+_STYLES_OF_MAPS: Final = re.compile(r'document\.getElementById\("([0-9a-f]{64})"\)')
 _ENDINGS: Final = (".html", ".htm")
 _MOST_REFUSALS: Final = 100
 _LONGEST_LIST: Final = 20  # entries of a setting
@@ -52,8 +55,8 @@ _SVG_MARKERS: Final = {
 
 
 @dataclass(frozen=True)
-class Script:
-    """A script of the page, and the digest by which browsers tell it from any other.
+class Inline:
+    """A script or style of the page, and the digest by which browsers tell it from any other.
 
     Attributes:
         text: As it stands between its tags.
@@ -158,6 +161,7 @@ def page(comparison: Comparison, title: str, *, live: str | None = None, whole: 
     charts = all_charts(groups)
     best, chosen = at_best_rates(groups)
     shown = {run.path for group in best for run in group.runs}
+    plotly = _plotly() if whole else ""
     return render(
         "page.html",
         title=title,
@@ -178,8 +182,9 @@ def page(comparison: Comparison, title: str, *, live: str | None = None, whole: 
         shared=_shared(groups),
         runs=_runs(groups),
         version=__version__,
-        style=fixed_part("page.css"),
-        scripts=[Script(_plotly()), Script(fixed_part("page.js"))] if whole else [],
+        styles=[Inline(fixed_part("page.css")), Inline("")],  # plotly adds rules to an empty one
+        not_added=_STYLES_OF_MAPS.findall(plotly),
+        scripts=[Inline(plotly), Inline(fixed_part("page.js"))] if whole else [],
         live=live,
         chosen=chosen,
         data={

@@ -17,9 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedvarp.analysis.comparison import Comparison
 from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE
-from fedvarp.analysis.report.page import page
+from fedvarp.analysis.report.page import Inline, page
 from fedvarp.analysis.runs import Paths, listed, runs_at
-from fedvarp.analysis.templating import render
+from fedvarp.analysis.templating import fixed_part, render
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 
@@ -154,4 +154,4 @@ def _page_or_waiting(watcher: Watcher) -> str:
     try:
         return watcher.text(whole=True)
     except RunError as error:
-        return render("waiting.html", why=str(error))
+        return render("waiting.html", why=str(error), style=Inline(fixed_part("waiting.css")))
