@@ -22,12 +22,14 @@ BARE: Mapping[str, str] = {
 }
 SEQUENTIAL, TWO_WORKERS = "fedvarp, sequential", "fedvarp, two workers"
 SHARING = "fedvarp, two workers, exact = false"
+ON_RAY = "fedvarp, two actors of Ray"
 VECTORISED = "fedvarp, vectorised"
 TRAINERS: Mapping[str, Mapping[str, Any]] = {
     SEQUENTIAL: {"name": "sequential"},
     TWO_WORKERS: {"name": "parallel", "workers": 2},
     "fedvarp, two workers, compiled": {"name": "parallel", "workers": 2, "compile": True},
     SHARING: {"name": "parallel", "workers": 2, "exact": False},
+    ON_RAY: {"name": "ray", "workers": 2},
     VECTORISED: {"name": "vectorised"},
 }
 
@@ -78,6 +80,7 @@ def measure() -> str:
             TWO_WORKERS,
             SHARING,
             "fedvarp, two workers, compiled",
+            ON_RAY,
         ],
         TWO_BARE,
         {TWO_WORKERS: "≤ 0.85; PSS < 1050", SHARING: "≤ 0.7"},

@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from fedvarp import Broadcast, FlatModel, LocalSGD
 from fedvarp.data import digits
 from fedvarp.trainers import SequentialTrainer
 from fedvarp.trainers.ray import RayTrainer, combine
+from fedvarp.trainers.ray_actor_pool import ActorPool
 from trainers import training_on_ray
 
 LOCAL = LocalSGD(lr=0.1, batch_size=5, epochs=1)
@@ -36,6 +38,7 @@ def on_ray(scenario: str, folder: Path) -> tuple[dict[str, Any], str]:
     with tempfile.TemporaryDirectory(prefix="ray-") as place:
         settings = {
             **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
             "RAY_TMPDIR": place,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's way to say: 127.0.0.1 only
@@ -94,9 +97,10 @@ def test_a_cluster_of_its_own_stays_on_this_machine_and_ends(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_machine_that_dies_costs_no_bit(tmp_path: Path) -> None:
+def test_a_slow_machine_one_that_dies_and_one_that_joins_cost_no_bit(tmp_path: Path) -> None:
     seen, log = on_ray("two-machines", tmp_path)
     assert seen["killed"]
+    assert seen["joined"]
     assert seen["same"]
     assert len(seen["sockets"]) >= 5  # two raylets, the head's store, the driver, an actor
     assert all(map(loopback, seen["sockets"])), seen["sockets"]
@@ -129,6 +133,22 @@ def test_without_ray_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ImportError, match=r'pip install "fedvarp\[ray\]"'):
         trainer.train(Broadcast(0, clients, model.vector(), None), clients, 0)
     trainer.close()  # nothing to close, and nothing fails
+
+
+def test_actors_are_added_for_machines_that_join() -> None:
+    started: list[SimpleNamespace] = []
+
+    def start() -> SimpleNamespace:
+        ready = SimpleNamespace(remote=lambda: len(started))
+        started.append(SimpleNamespace(ready=ready))
+        return started[-1]
+
+    pool = ActorPool(None, start, 2)
+    assert len(started) == 2
+    pool.grow(4)
+    assert len(started) == 4
+    pool.grow(3)  # one has left: the others go on
+    assert len(started) == 4
 
 
 def test_no_workers_are_refused() -> None:

@@ -165,33 +165,40 @@ def own_cluster(folder: Path) -> dict[str, Any]:
 
 
 def two_machines(folder: Path) -> dict[str, Any]:
-    """A cluster of two nodes, of which one is killed while it trains a client."""
+    """Two nodes, a slow one and one that is killed while it trains a client; a third joins."""
     import ray
     from ray.cluster_utils import Cluster
 
     cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     other = cluster.add_node(num_cpus=1)
-    doomed = other.node_id
+    slow, doomed = cluster.head_node.node_id, other.node_id
 
     def waits_for_the_end(client: int) -> None:
-        if ray.get_runtime_context().get_node_id() == doomed:
+        here = ray.get_runtime_context().get_node_id()
+        if here == doomed:
             (folder / "training").touch()
             time.sleep(300)
-        while not (folder / "training").exists():  # or one node could do it all before the other
+        if here != slow:
+            (folder / "joined").touch()
+        while not (folder / "joined").exists():  # or one node could do it all before the others
             time.sleep(0.05)
+        time.sleep(0.2 if here == slow else 0)
 
-    sockets: list[str] = []
+    same: list[bool] = []
 
-    def kill_node() -> None:
-        sockets.extend(open_sockets(folder / "training"))
-        cluster.remove_node(other, allow_graceful=False)
+    def train() -> None:
+        same.append(same_bits("scaffold", waits_for_the_end, address=cluster.address))
 
-    killer = threading.Thread(target=kill_node)
-    killer.start()
-    same = same_bits("scaffold", waits_for_the_end, address=cluster.address)
-    killer.join()
+    training = threading.Thread(target=train)  # nodes can be added by the main thread alone
+    training.start()
+    sockets = open_sockets(folder / "training")
+    cluster.remove_node(other, allow_graceful=False)
+    cluster.add_node(num_cpus=2)
+    training.join()
     cluster.shutdown()
-    return {"same": same, "sockets": sockets, "killed": (folder / "training").exists()}
+    signs = {"killed": "training", "joined": "joined"}
+    seen = {what: (folder / sign).exists() for what, sign in signs.items()}
+    return {"same": same == [True], "sockets": sockets, **seen}
 
 
 def open_sockets(sign: Path) -> list[str]:

@@ -43,7 +43,8 @@ class RayTrainer(ClientTrainer):
         loss: (output, targets) → mean loss of a batch.
         local_sgd: What a client does.
         seed: The run's seed.
-        num_workers: How many actors, of one CPU each; None: one for each CPU of the cluster.
+        num_workers: How many actors, of one CPU each; None: one for each CPU of the cluster, those
+            of machines that join later too, from the next round on.
         address: Of a cluster that is up ("auto": the one of this machine); None: that of
             RAY_ADDRESS, or one that is started here, on 127.0.0.1. Where Ray is connected already,
             that connection is used and left open.
@@ -86,6 +87,7 @@ class RayTrainer(ClientTrainer):
             RuntimeError: The cluster has no place for an actor, or a client keeps ending them.
         """
         actors = self._actors or self._start()
+        actors.grow(self._wanted)  # machines may have joined
         with tensors_in_shared_memory(self._ray):
             common = self._ray.put(replace(broadcast, corrections=None))
             sent = corrections_by_client(broadcast)
@@ -124,9 +126,12 @@ class RayTrainer(ClientTrainer):
                 f"in the function that loads a client."
             ) from error
         actor = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(ClientActor)
-        size = self.num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._actors = ActorPool(ray, lambda: actor.remote(dataset, parts), size)
+        self._actors = ActorPool(ray, lambda: actor.remote(dataset, parts), self._wanted)
         return self._actors
+
+    @property
+    def _wanted(self) -> int:
+        return self.num_workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _connect(self) -> None:
         loaded = sys.modules.get("ray")  # to import it here would be too early: see ray_cluster

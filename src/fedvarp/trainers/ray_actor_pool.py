@@ -36,8 +36,17 @@ class ActorPool:
         self._busy: dict[Any, tuple[Any, int]] = {}  # reference of a result: actor, client
         self._starting: dict[Any, Any] = {}  # reference that ends once the actor is free: actor
         self._failed_starts = 0  # since one succeeded
-        self._size = size
-        for _ in range(size):
+        self._size = 0
+        self.grow(size)
+
+    def grow(self, size: int) -> None:
+        """Starts more actors, until there are as many; it never ends any.
+
+        Args:
+            size: How many there are to be.
+        """
+        while self._size < size:
+            self._size += 1
             self._add()
 
     def run(
