@@ -80,7 +80,7 @@ def in_short(number: float) -> str:
     >>> in_short(0.1), in_short(10**-1.5), in_short(1 / 32), in_short(10 / 3), in_short(123456)
     ('0.1', '10^-1.5', '0.03125', '3.33', '123456')
     """
-    if abs(number) >= _LARGE or number == float(f"{number:.5g}"):
+    if abs(number) >= _LARGE or math.isclose(number, float(f"{number:.5g}"), rel_tol=1e-9):
         return f"{number:g}"
     if number > 0:
         halves = round(2 * math.log10(number))
