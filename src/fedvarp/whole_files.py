@@ -39,14 +39,14 @@ def make_folder(folder: Path) -> None:
     """Makes a folder and those above it, so that a power failure does not undo it.
 
     Args:
-        folder: It may be there already.
+        folder: It may be there already, made by a process that was killed before the disk had it.
 
     Raises:
         OSError: It cannot be made.
     """
-    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    new = [place for place in folder.parents if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for place in new:
+    for place in (folder, *new):
         sync_folder(place.parent)
 
 

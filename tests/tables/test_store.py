@@ -58,3 +58,16 @@ def test_where_pages_cannot_be_read_values_are_checked_one_by_one(
     with pytest.raises(StoreError, match="checksum of state/0"):
         list(store.items("state"))
     store.close()
+
+
+def test_a_file_that_is_there_gets_its_name_onto_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it may have been killed before that; a power failure would then lose it all."""
+    folder = tmp_path / "store"
+    Store.open(folder).close()
+    synced: list[Path] = []
+    monkeypatch.setattr("fedvarp.tables.store.sync_folder", synced.append)
+    monkeypatch.setattr("fedvarp.whole_files.sync_folder", synced.append)
+    Store.open(folder).close()
+    assert {folder, tmp_path} <= set(synced)

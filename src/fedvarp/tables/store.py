@@ -40,7 +40,7 @@ from fedvarp.tables.data_file import (
 )
 from fedvarp.tables.earlier import ALWAYS, EarlierStates
 from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum, sealed_afresh, with_prefix
-from fedvarp.whole_files import make_folder
+from fedvarp.whole_files import make_folder, sync_folder
 
 __all__ = ["Store", "StoreError", "WriteError", "as_json", "from_json", "refuse_differences"]
 
@@ -78,7 +78,9 @@ class Store:
             ) from None
         try:
             remove_draft(path)
-            if not (path / DATA).exists():
+            if (path / DATA).exists():
+                sync_folder(path)  # who made it may have been killed before that
+            else:
                 create(path)
             self._seal, self._is_read = prove(path / DATA)
             self._environment = open_environment(path / DATA, fsync=fsync)
