@@ -20,7 +20,7 @@ from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients import UniformSampler
 from fedvarp.data import FederatedDataset
 from fedvarp.models import LeNet5, ResNet18, initialised
-from fedvarp.processes import usable_cores
+from fedvarp.system.processes import usable_cores
 from fedvarp.trainers import ParallelTrainer, SequentialTrainer
 from fedvarp.trainers.threads import torch_threads
 

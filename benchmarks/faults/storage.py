@@ -188,7 +188,7 @@ def train(folder: Path, variant: Variant, rounds: int) -> None:
     clients = from_tensors([(row[None], torch.ones(1, DIM)) for row in x])
     given: dict[str, Any] = {"algorithm": "fedvarp", **variant.settings}
     if variant.is_beside:  # a process is forked for each run, so this is for this one only
-        recording._SLOW = 0.0
+        setattr(recording, "_SLOW", 0.0)  # noqa: B010
     simulate(
         clients,
         Quadratic(DIM),
@@ -222,7 +222,7 @@ def _serve(folder: Path, variant: Variant, rounds: int) -> None:
         ServerMomentum,
         stream,
     )
-    from fedvarp.whole_files import write_whole
+    from fedvarp.system.whole_files import write_whole
 
     clients, two, state = 6, torch.full((2,), 2), folder / "state"
     with contextlib.ExitStack() as opened:

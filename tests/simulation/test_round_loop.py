@@ -19,11 +19,11 @@ from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.sampling import UniformSampler, WeightedSampler
 from fedvarp.data import FederatedDataset, from_tensors
 from fedvarp.models import Quadratic, quadratic_loss
-from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
+from fedvarp.system.processes import Interruption
 from fedvarp.trainers import SequentialTrainer
 from simulating import simulate
 

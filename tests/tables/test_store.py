@@ -68,6 +68,6 @@ def test_a_file_that_is_there_gets_its_name_onto_the_disk_too(
     Store.open(folder).close()
     synced: list[Path] = []
     monkeypatch.setattr("fedvarp.tables.store.sync_folder", synced.append)
-    monkeypatch.setattr("fedvarp.whole_files.sync_folder", synced.append)
+    monkeypatch.setattr("fedvarp.system.whole_files.sync_folder", synced.append)
     Store.open(folder).close()
     assert {folder, tmp_path} <= set(synced)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedvarp import LocalSGD
 from fedvarp.clients.evaluation import Evaluator
-from fedvarp.processes import CORES_VARIABLE
+from fedvarp.system.processes import CORES_VARIABLE
 from fedvarp.trainers import ParallelTrainer, SequentialTrainer, WorkerError
 from small_federation import (
     Counting,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedvarp.processes import CORES_VARIABLE
+from fedvarp.system.processes import CORES_VARIABLE
 from fedvarp.trainers import RayTrainer
 from fedvarp.trainers import ray as on_ray
 from fedvarp.trainers.ray_cluster import connect

@@ -27,7 +27,7 @@ from fedvarp.runs.divergence import counted
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import lasting
 from fedvarp.settings.checked import checked
-from fedvarp.whole_files import write_whole
+from fedvarp.system.whole_files import write_whole
 
 _SUMMED: Final = ("num_steps", "bytes_down", "bytes_up")
 _OF_EACH: Final = ("by_cluster", "by_client")

@@ -19,7 +19,7 @@ from fedvarp.analysis.groups import Group
 from fedvarp.analysis.metric_names import metric_label, scale_of
 from fedvarp.analysis.styles import Dash, Look, Marker
 from fedvarp.runs.errors import RunError
-from fedvarp.whole_files import write_whole
+from fedvarp.system.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

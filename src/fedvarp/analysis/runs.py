@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fedvarp.runs.figures import recorded_figures
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened, nested, with_later_settings
 from fedvarp.settings.problems import shown
+from fedvarp.system.parsing import parse_json
 
 Record = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -312,8 +312,8 @@ def read_at(place: Path) -> list[Run]:
         return [Run.read(place)]
     try:
         lines = file.read_text(encoding="utf-8").splitlines() or [""]
-        runs = [_compacted(file, json.loads(line)) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        runs = [_compacted(file, parse_json(line)) for line in lines]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} is not a file of compacted runs, or is damaged ({error!r}). Name run "
             f"directories, or files that `fedvarp compact` wrote."
@@ -359,7 +359,7 @@ def _seconds(directory: RunDirectory, metrics: Sequence[Record]) -> Floats | Non
 def _versions(directory: RunDirectory) -> Record | None:
     """versions.json, or None where it is missing or damaged: no figure depends on it."""
     try:
-        versions: Record = json.loads(directory.versions_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        versions: Record = parse_json(directory.versions_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
     return versions

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvarp.analysis.runs import Run
+from fedvarp.system.parsing import parse_json
 
 
 def are_of_sweeps(runs: Sequence[Run]) -> bool:
@@ -47,7 +47,7 @@ def _files(runs: Sequence[Run]) -> set[Path]:
 def _content(file: Path) -> dict[str, Any]:
     """Empty where there is no such file, or somebody has written something else into it."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -24,7 +24,7 @@ from fedvarp.cli.errors import (
     show_tracebacks,
 )
 from fedvarp.cli.live_view import live_view, logged
-from fedvarp.processes import interrupt_on_sigterm
+from fedvarp.system.processes import interrupt_on_sigterm
 from fedvarp.version import __version__
 
 if TYPE_CHECKING:

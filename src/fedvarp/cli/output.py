@@ -15,11 +15,11 @@ import typer
 from fedvarp.errors import plain
 from fedvarp.experiments.files import settings_of_run
 from fedvarp.experiments.settings import Settings
-from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import ending
+from fedvarp.system.processes import usable_cores
 
 if TYPE_CHECKING:
     from fedvarp.experiments.sweep import Sweep

@@ -11,10 +11,10 @@ from typing import Any
 from fedvarp.analysis.styles import CAUSES
 from fedvarp.diagnosis.remedies import rank_remedies
 from fedvarp.diagnosis.result import Diagnosis
+from fedvarp.system.whole_files import write_whole
 from fedvarp.tables.settings import CODEC_NAMES
 from fedvarp.theory.bounds import ErrorTerms
 from fedvarp.theory.step_errors import StepErrors
-from fedvarp.whole_files import write_whole
 
 
 def as_json(found: Diagnosis, advice: Sequence[str]) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from fedvarp.experiments.settings import (
     Settings,
 )
 from fedvarp.models import initialised
-from fedvarp.processes import keep_freed_memory
 from fedvarp.server.names import make_server_optimizer
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.settings.problems import SettingsError
@@ -47,6 +46,7 @@ from fedvarp.simulation.callbacks import Callback
 from fedvarp.simulation.checks import refuse_too_many_threads
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.task import Task
+from fedvarp.system.processes import keep_freed_memory
 from fedvarp.trainers.threads import torch_threads
 
 DataFolder = str | os.PathLike[str] | None

@@ -16,7 +16,6 @@ overriding do what one means:
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -39,6 +38,7 @@ from fedvarp.runs.identity import nested
 from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.problems import SettingsError, explain, fields_of
+from fedvarp.system.parsing import parse_toml
 from fedvarp.trainers.settings import TRAINERS
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
@@ -298,10 +298,10 @@ def _override(text: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A TOML value, or a number that TOML would write otherwise (.5), or else just the text."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = parse_toml(f"value = {text}")
         if set(parsed) == {"value"}:
             return parsed["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except ValueError:
         pass
     try:
         return float(text)
@@ -311,8 +311,8 @@ def _value(text: str) -> Any:
 
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:  # the latter: nested too deeply
+        return parse_toml(text)
+    except ValueError as error:
         raise SettingsError(
             f"{where} cannot be read as TOML: {error}. Texts need quotes there, as in "
             f'algorithm = "fedvarp".'

@@ -19,11 +19,11 @@ from fedvarp.experiments.settings import Settings
 from fedvarp.experiments.sweep_engines import Engine
 from fedvarp.experiments.sweep_grid import Grid, in_a_file_name, in_words
 from fedvarp.experiments.sweep_result import SweepResult, SweptRun, refuse_unmeasured
-from fedvarp.processes import Interruption
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import with_choice_of_auto
 from fedvarp.settings.problems import SettingsError
+from fedvarp.system.processes import Interruption
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder

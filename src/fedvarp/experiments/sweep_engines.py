@@ -18,7 +18,12 @@ from typing import Final, Literal, Protocol
 
 from fedvarp.errors import InvalidError, wants_tracebacks
 from fedvarp.experiments.sweep_worker import SWEEP_IS_DEAD
-from fedvarp.processes import CORES_VARIABLE, signal_when_orphaned, usable_cores, who_is_watched
+from fedvarp.system.processes import (
+    CORES_VARIABLE,
+    signal_when_orphaned,
+    usable_cores,
+    who_is_watched,
+)
 
 _LOOK_EVERY: Final = 0.05  # seconds
 _HEARTBEAT: Final = 0.5

@@ -14,8 +14,8 @@ from typing import Any, Final
 from fedvarp.data.locate import DATA_VARIABLE
 from fedvarp.experiments.sweep_engines import Outcome
 from fedvarp.experiments.sweep_worker import train_to_the_end
-from fedvarp.processes import CORES_VARIABLE
 from fedvarp.runs.directory import RunDirectory
+from fedvarp.system.processes import CORES_VARIABLE
 from fedvarp.trainers.ray_cluster import connect
 
 _HEARTBEAT: Final = 0.5  # seconds

@@ -18,7 +18,7 @@ from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.figures import DECIDING, higher_is_better, late_mean
 from fedvarp.settings.problems import SettingsError
 from fedvarp.simulation.settings import Evaluation
-from fedvarp.whole_files import write_whole
+from fedvarp.system.whole_files import write_whole
 
 _KINDS: Final = ("validation", "test", "train")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fedvarp.errors import sentence, wants_tracebacks
-from fedvarp.processes import interrupt_on_sigterm, interrupt_once_on
+from fedvarp.system.processes import interrupt_on_sigterm, interrupt_once_on
 
 SWEEP_IS_DEAD: Final = signal.SIGHUP
 """What a run of a sweep is sent when the sweep's process has died; it finishes its round then."""

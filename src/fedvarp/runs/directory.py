@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +26,8 @@ from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of
 from fedvarp.runs.identity import with_later_settings, without_none
 from fedvarp.runs.journal import read_last_line, read_lines, read_sound_lines
 from fedvarp.runs.versions import write_versions
-from fedvarp.whole_files import make_folder, write_whole
+from fedvarp.system.parsing import parse_toml
+from fedvarp.system.whole_files import make_folder, write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
     from torch import Tensor
@@ -200,8 +200,8 @@ class RunDirectory:
         if not self.exists:
             raise RunError(f"There is no run in {self.path}: it has no config.toml.")
         try:
-            read = tomllib.loads(self.config_file.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # of TOML, or of the encoding
+            read = parse_toml(self.config_file.read_text(encoding="utf-8"))
+        except ValueError as error:  # of TOML, or of the encoding
             raise RunError(
                 f"{self.config_file} is damaged ({error}). `fedvarp resume {self.path}` writes it "
                 f"anew from the run's checkpoint; without one, restore it from a copy, or leave "

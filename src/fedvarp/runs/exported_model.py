@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fedvarp.system.parsing import parse_json
+
 _ABOUT: Final = "__metadata__"
 _DIGEST: Final = "sha256"
 _LONGEST_HEADER: Final = 100_000_000  # what safetensors itself takes
@@ -74,8 +76,8 @@ def _parts(written: bytes) -> tuple[dict[str, Any], bytes]:
     if len(written) < 8 or length > min(len(written) - 8, _LONGEST_HEADER):
         raise DamagedModelError("it was cut off, or is no safetensors file")
     try:
-        header = json.loads(written[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(written[8 : 8 + length])
+    except ValueError as error:
         raise DamagedModelError(f"its header cannot be read ({error})") from error
     if not isinstance(header, dict):
         raise DamagedModelError("its header is none")

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.figures import FIGURES
-from fedvarp.whole_files import write_whole
+from fedvarp.system.parsing import parse_json
+from fedvarp.system.whole_files import write_whole
 
 _NUMBERS: Final = frozenset(
     (*FIGURES, "bytes_up", "bytes_down", "server_bytes", "num_refused", "num_replies")
@@ -125,8 +126,8 @@ class Journal:
         sound = 0
         for line in self.path.read_bytes()[:size].splitlines(keepends=True):
             try:
-                json.loads(line)
-            except (ValueError, RecursionError):  # of JSON, or of the encoding
+                parse_json(line)
+            except ValueError:  # of JSON, or of the encoding
                 break
             sound += len(line) if line.endswith(b"\n") else 0
         self.cut_back(sound)
@@ -270,8 +271,8 @@ def _begins_without_chain(content: bytes) -> bool:
     first = content.split(b"\n", 1)[0]
     if _crc_in(first) is not None:
         return False
-    with contextlib.suppress(ValueError, RecursionError):
-        return isinstance(json.loads(first), dict)
+    with contextlib.suppress(ValueError):
+        return isinstance(parse_json(first), dict)
     return False  # an empty file, or one whose first line is damaged
 
 
@@ -287,14 +288,14 @@ def _crc_in(line: bytes) -> int | None:
 
 def _parsed(line: bytes, file: Path, where: str, before: int | None) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(line)
+        record: dict[str, Any] = parse_json(line)
         _refuse_other_kinds(record)
         crc = _crc_in(line)
         if (crc is None) != (before is None):
             raise ValueError("its checksum is missing, or that of the line before it")
         if before is not None and crc != zlib.crc32(line[:-_LINK_LENGTH] + b"}", before):
             raise ValueError("it was changed since it was written, or a line before it was removed")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:  # of JSON, or the encoding
+    except (ValueError, TypeError, KeyError) as error:  # of JSON, or the encoding
         raise RunError(
             f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
             f"puts it right from the run's checkpoint; without one, restore it from a copy, or "

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import changes
+from fedvarp.system.parsing import parse_json
+from fedvarp.system.whole_files import write_whole
 from fedvarp.version import __version__
-from fedvarp.whole_files import write_whole
 
 DRAWS: Final = 2
 """Counts how often the same seed has come to draw other numbers: 2 since clients' batches are
@@ -56,8 +57,8 @@ def can_be_read(file: Path) -> bool:
         file: It.
     """
     try:
-        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError, RecursionError):
+        return isinstance(parse_json(file.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
         return False
 
 
@@ -94,11 +95,11 @@ def note_change(file: Path, round: int) -> list[str]:
     """
     now = present()
     try:
-        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        kept: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         before = {name: kept.get(name, "unknown") for name in now}
         for entry in kept.get(_LATER, []):
             before |= {name: entry[name] for name in now if name in entry}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, AttributeError, TypeError):
         _write(file, now)
         return []
     compared = now.keys() - {"platform"}  # which every update of a kernel changes

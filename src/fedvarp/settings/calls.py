@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from typing import Any, Final
 
 from fedvarp.settings.names import Choice
 from fedvarp.settings.problems import SettingsError
+from fedvarp.system.parsing import parse_toml
 
 _WORD: Final = re.compile(r"[A-Za-z_][\w.:/*-]*")
 _BARE_WORD: Final = re.compile(rf"=\s*(?!(?:true|false|inf|nan)\b)({_WORD.pattern})")
@@ -41,9 +41,9 @@ def parse_call(text: str) -> Choice:
         if not rest.endswith(")"):
             raise ValueError
         inside = _BARE_WORD.sub(r'="\1"', rest[:-1])
-        options = tomllib.loads(f"options = {{{inside}}}")["options"]
+        options = parse_toml(f"options = {{{inside}}}")["options"]
         return Choice(**{"name": name.strip(), **options})
-    except (ValueError, RecursionError):
+    except ValueError:
         raise SettingsError(
             f"= {text!r} cannot be read; options are written as in {name.strip()}(beta=0.5)"
         ) from None

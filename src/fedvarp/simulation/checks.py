@@ -12,12 +12,12 @@ from fedvarp.clients.local_training import mean_steps
 from fedvarp.clients.metrics import metric_functions
 from fedvarp.clients.trial import refuse_untrainable
 from fedvarp.errors import InvalidError
-from fedvarp.processes import usable_cores
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.problems import SettingsError
+from fedvarp.system.processes import usable_cores
 from fedvarp.tables.checks import check_clients, refuse_duplicates
 from fedvarp.trainers.settings import Trainer
 

@@ -18,7 +18,7 @@ from fedvarp.runs.journal import Journal
 from fedvarp.runs.mendable import is_to_be_mended
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import Checkpoint
-from fedvarp.whole_files import write_whole
+from fedvarp.system.whole_files import write_whole
 
 _RECORDS: Final = "round/"
 _TEXTS: Final = "file/"

@@ -19,7 +19,6 @@ from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clusters.reclustering import Reclustering
 from fedvarp.errors import InvalidError
-from fedvarp.processes import Interruption
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import reached
 from fedvarp.runs.journal import without_nan
@@ -30,6 +29,7 @@ from fedvarp.simulation.checks import cohort_of
 from fedvarp.simulation.progress import RunProgress
 from fedvarp.simulation.result import SimulationResult, Stopped
 from fedvarp.simulation.settings import Evaluation
+from fedvarp.system.processes import Interruption
 from fedvarp.trainers.base import ClientTrainer
 
 Commit = Callable[[], None]

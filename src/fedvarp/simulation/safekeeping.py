@@ -21,11 +21,11 @@ from fedvarp.runs.journal import is_chained, lines_of
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import ENTRIES
 from fedvarp.simulation.mending import is_record, is_sound, small_files, text_key
+from fedvarp.system.whole_files import make_folder, sync_folder, write_whole
 from fedvarp.tables.copying import copy_store, undisturbed
 from fedvarp.tables.data_file import DATA, inspect, values_of
 from fedvarp.tables.pages import Snapshot
 from fedvarp.tables.store import StoreError
-from fedvarp.whole_files import make_folder, sync_folder, write_whole
 
 _PART: Final = ".part"
 _CLAIM: Final = ".backup"  # tells a draft of a backup, and whether somebody is at it

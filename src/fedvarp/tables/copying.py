@@ -10,9 +10,9 @@ from typing import Any
 
 import filelock
 
+from fedvarp.system.whole_files import make_folder
 from fedvarp.tables.data_file import DATA, LOCK, damage_reported, inspect, open_environment
 from fedvarp.tables.store import Store
-from fedvarp.whole_files import make_folder
 
 
 @contextlib.contextmanager

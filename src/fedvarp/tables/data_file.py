@@ -13,10 +13,10 @@ from typing import Any, Final
 import lmdb
 
 from fedvarp.errors import DamageWarning, FedvarpError
+from fedvarp.system.whole_files import sync_folder
 from fedvarp.tables.earlier import forget_notes, noted_snapshots
 from fedvarp.tables.pages import IS_KNOWN, DamagedPagesError, Snapshot, go_back, snapshots, values
 from fedvarp.tables.seals import SEAL, Seal, examine
-from fedvarp.whole_files import sync_folder
 
 DATA: Final = "data.mdb"
 """The file of a store, in its folder."""

@@ -8,7 +8,6 @@ terms to take out and M to put in, however many others there are.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
 import zlib
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fedvarp.system.parsing import parse_json
 from fedvarp.tables.pages import DamagedPagesError, Snapshot, Value, values
 
 CHECKSUMS: Final = "checksums"
@@ -134,8 +134,8 @@ def _bytes(file: int, value: Value) -> bytes:
 
 def _format(about: bytes) -> object:
     try:
-        return json.loads(about).get("format")
-    except (ValueError, AttributeError, RecursionError):
+        return parse_json(about).get("format")
+    except (ValueError, AttributeError):
         return None
 
 

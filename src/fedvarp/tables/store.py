@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvarp.system.whole_files import make_folder, sync_folder
 from fedvarp.tables.data_file import (
     DATA,
     DRAFT,
@@ -40,7 +41,6 @@ from fedvarp.tables.data_file import (
 )
 from fedvarp.tables.earlier import ALWAYS, EarlierStates
 from fedvarp.tables.seals import CHECKSUMS, SEAL, Seal, checksum, sealed_afresh, with_prefix
-from fedvarp.whole_files import make_folder, sync_folder
 
 __all__ = ["Store", "StoreError", "WriteError", "as_json", "from_json", "refuse_differences"]
 

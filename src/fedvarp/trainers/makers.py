@@ -13,8 +13,8 @@ from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import InvalidError
-from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.system.processes import usable_cores
 from fedvarp.trainers.auto import AutoTrainer, Candidate
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.parallel import ParallelTrainer

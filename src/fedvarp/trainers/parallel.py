@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.errors import InvalidError
-from fedvarp.processes import keep_freed_memory, usable_cores
 from fedvarp.server.server import Broadcast
+from fedvarp.system.processes import keep_freed_memory, usable_cores
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.sequential import SequentialTrainer, corrections_by_client, gather
 from fedvarp.trainers.shared_gradient import Meeting, SharedGradient

@@ -15,9 +15,9 @@ from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import InvalidError, InvalidTypeError
-from fedvarp.processes import usable_cores
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
+from fedvarp.system.processes import usable_cores
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.ray_actor import ClientActor, TrainingJob, tensors_in_shared_memory
 from fedvarp.trainers.ray_actor_pool import ActorPool

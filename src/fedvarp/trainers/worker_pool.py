@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Final
 
 from fedvarp.errors import FedvarpError
-from fedvarp.processes import signal_when_orphaned, who_is_watched
+from fedvarp.system.processes import signal_when_orphaned, who_is_watched
 
 Task = tuple[int, int, int, int]  # what the numbers mean is between the caller and `work`
 Work = Callable[[Task], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +13,7 @@ from fedvarp.analysis.styles import CAUSES, look_of, with_rows
 from fedvarp.analysis.tables import Table
 from fedvarp.analysis.units import in_bytes, in_short
 from fedvarp.runs.errors import RunError
+from fedvarp.system.parsing import parse_json
 
 DIAGNOSIS_FILE: Final = "diagnosis.json"
 """Where the diagnosis of a run is kept, in its directory."""
@@ -103,8 +103,8 @@ def read_diagnoses(groups: Sequence[Group]) -> list[ReadDiagnosis]:
 def _read(run: Run) -> ReadDiagnosis:
     file = run.path / DIAGNOSIS_FILE
     try:
-        return _laid_out(run, json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return _laid_out(run, parse_json(file.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} is damaged ({type(error).__name__}: {error}). `fedvarp diagnose {run.path}` "
             f"writes it anew; or move it away."

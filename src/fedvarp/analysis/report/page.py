@@ -27,8 +27,8 @@ from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
+from fedvarp.system.whole_files import write_whole
 from fedvarp.version import __version__
-from fedvarp.whole_files import write_whole
 
 # Plotly brings the styles of maps along, unless there is an element that has their id already.
 _STYLES_OF_MAPS: Final = re.compile(r'document\.getElementById\("([0-9a-f]{64})"\)')

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvarp.whole_files import write_whole
+from fedvarp.system.whole_files import write_whole
 
 
 def test_texts_are_utf_8_with_their_own_line_ends_and_bytes_stay_as_they_are(

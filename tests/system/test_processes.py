@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from fedvarp.processes import (
+from fedvarp.system.processes import (
     CORES_VARIABLE,
     Interruption,
     interrupt_once_on,

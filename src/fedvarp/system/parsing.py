@@ -1,0 +1,63 @@
+"""JSON and TOML that anybody may have written."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any, Final
+
+_DEEPEST: Final = 50  # what we write has five levels; whoever walks through it may recurse
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Reads JSON that is nested as deeply as it may be, and no deeper.
+
+    Args:
+        text: In UTF-8, where it is bytes.
+
+    Returns:
+        What it says.
+
+    Raises:
+        ValueError: It is no JSON, no UTF-8, or lists and objects lie too deeply within each other.
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _refuse_depth(found)
+    return found
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Reads TOML that is nested as deeply as it may be, and no deeper.
+
+    Args:
+        text: The whole file.
+
+    Returns:
+        What it says.
+
+    Raises:
+        ValueError: It is no TOML, or tables and arrays lie too deeply within each other.
+    """
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _refuse_depth(found)  # a.b.c nests without brackets
+    return found
+
+
+def _refuse_depth(value: object) -> None:
+    level: list[Any] = [[value]]
+    for _ in range(_DEEPEST + 1):
+        within = (v.values() if isinstance(v, dict) else v for v in level)
+        level = [v for values in within for v in values if isinstance(v, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"something in it is nested more than {_DEEPEST} levels deep")
