@@ -38,3 +38,23 @@ def test_a_model_without_numbers_to_train_is_refused() -> None:
     layout = Layout.of(ArrayRecord({"a": Array(np.zeros(2, dtype=np.float32))}))
     with pytest.raises(UnusableArraysError, match="not known"):
         layout.check({"b": Array(np.zeros(2, dtype=np.float32))})
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
+def test_a_difference_of_any_size_is_measured_while_it_is_written(size: float) -> None:
+    """Squares of float32 vanish below 1e-45 and overflow above 3e38; the norm does neither."""
+    sent = {"a": torch.linspace(-1, 2, 300_001) * size, "b": torch.full((5,), size)}
+    arrays = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in sent.items()})
+    layout, w = Layout.of(arrays), torch.zeros(300_006)
+    largest, norm = layout.difference(w, arrays, torch.full_like(w, torch.nan))
+    assert largest == float(sent["a"].max())
+    assert norm == pytest.approx(float(torch.cat(list(sent.values())).double().norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_what_is_not_finite_shows_in_what_is_measured(value: float) -> None:
+    numbers = np.ones(300_001, dtype=np.float32)
+    numbers[200_000] = value
+    arrays = ArrayRecord({"a": Array(numbers)})
+    w = torch.zeros(len(numbers))
+    assert not any(map(math.isfinite, Layout.of(arrays).difference(w, arrays, w.clone())))

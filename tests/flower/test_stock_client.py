@@ -117,6 +117,7 @@ def run(folder: Path, strategy: str, rounds: int) -> tuple[dict[str, Any], str]:
     # Ray's switch for laptops keeps it off all networks but loopback, on Linux too.
     private = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_ADDRESS": "local",  # whatever other cluster the machine has, or had
         "RAY_USAGE_STATS_ENABLED": "0",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_HOME": str(folder / "flwr"),

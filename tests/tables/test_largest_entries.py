@@ -11,8 +11,7 @@ import torch
 from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD
 from fedvarp.algorithms.round_updates import Reply
 from fedvarp.tables import largest_entries
-from fedvarp.tables.blocks import blocks
-from fedvarp.tables.largest_entries import LargestEntries, measured_as_written, stacked
+from fedvarp.tables.largest_entries import LargestEntries, stacked
 
 D = 300_001  # three blocks, the last of them short
 
@@ -70,22 +69,6 @@ def test_a_network_reply_with_nan_is_refused_though_it_was_measured_while_stacki
     updates = RoundUpdates.from_replies(replies, dim=2, client_lr=0.1, dtype=torch.float32)
     server = Server(torch.zeros(2), FedVARP(MemoryTable(2, 2)), ServerSGD())
     assert list(server.receive(updates).refused) == [1]
-
-
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
-def test_a_row_is_measured_while_it_is_written(size: float) -> None:
-    """Squares of float32 vanish below 1e-45 and overflow above 3e38; the norm does neither."""
-    numbers = torch.linspace(-1, 2, D) * size
-    row = torch.full((D,), math.nan)
-    largest, norm = measured_as_written(row, (row[here].copy_(numbers[here]) for here in blocks(D)))
-    assert largest == float(numbers.max())
-    assert norm == pytest.approx(float(torch.linalg.vector_norm(numbers.double())), rel=1e-6)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_shows_in_both(value: float) -> None:
-    row = torch.tensor([1.0, value])
-    assert not any(map(math.isfinite, measured_as_written(row, [row[:1], row[1:]])))
 
 
 def test_norms_are_those_of_the_rows_as_they_are() -> None:

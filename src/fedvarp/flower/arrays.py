@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import Slot
 from fedvarp.tables.blocks import blocks
-from fedvarp.tables.largest_entries import measured_as_written
+from fedvarp.tables.norms import norm
 
 _RUNNING_STATISTICS: Final = ("running_mean", "running_var")
 _VERSIONS: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}  # bytes of a header's length
@@ -173,17 +173,19 @@ class Layout:
         Raises:
             UnusableArraysError: An array is not what it claims to be.
         """
+        extremes: list[np.float32] = []
+        squares: list[float] = []
         with np.errstate(all="ignore"):  # NaN and infinity show in what is measured
-            return measured_as_written(out, self._differences(w, record, out))
-
-    def _differences(self, w: Tensor, record: Mapping[str, Array], out: Tensor) -> Iterator[Tensor]:
-        for array, slot in self.parameters:
-            theirs = _flat(record[array.name], array)
-            ours, difference = w[slot.start : slot.stop].numpy(), out[slot.start : slot.stop]
-            for here in blocks(array.size):
-                part = difference[here]
-                np.subtract(ours[here], theirs[here], out=part.numpy(), casting="same_kind")
-                yield part
+            for array, slot in self.parameters:
+                theirs = _flat(record[array.name], array)
+                ours = w[slot.start : slot.stop].numpy()
+                difference = out[slot.start : slot.stop].numpy()
+                for here in blocks(array.size):
+                    part = difference[here]
+                    np.subtract(ours[here], theirs[here], out=part, casting="same_kind")
+                    extremes += [part.min(), part.max()]  # while the block is in the cache
+                    squares.append(float(np.dot(part, part)))
+        return float(np.abs(extremes).max()), norm(out, squares)
 
     def read_buffers(self, record: Mapping[str, Array]) -> dict[str, Tensor]:
         """The buffers of a model by name, copied.

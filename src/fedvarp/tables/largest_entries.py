@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedvarp.errors import InvalidError
 from fedvarp.tables.blocks import blocks
-from fedvarp.tables.norms import norm, square
 
 DIVERGED_ABOVE: Final = 1e18
 """An entry beyond this has a square that overflows float32: the client's training has diverged."""
@@ -110,23 +109,6 @@ def stacked(rows: Sequence[Tensor]) -> tuple[Tensor, LargestEntries]:
         bounds = [torch.aminmax(copy[here].copy_(row[here])) for here in blocks(len(row))]
         values.append(float(torch.tensor(_largest(bounds)).max()))
     return stack, LargestEntries.known(values, stack)
-
-
-def measured_as_written(row: Tensor, written: Iterable[Tensor]) -> tuple[float, float]:
-    """The largest entry of a row and its norm, while its blocks are still in the cache.
-
-    Args:
-        row: (d,), complete once `written` has come to its end.
-        written: Its blocks, each as soon as it is written.
-
-    Returns:
-        The largest absolute value and ‖row‖; NaN where the row holds one.
-    """
-    bounds, squares = [], []
-    for block in written:
-        bounds.append(torch.aminmax(block))
-        squares.append(square(block))
-    return float(torch.tensor(_largest(bounds)).max()), norm(row, squares)
 
 
 def _measured(rows: Tensor) -> list[float]:

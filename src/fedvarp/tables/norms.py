@@ -1,9 +1,9 @@
-"""How long rows are, found while their blocks are in the cache."""
+"""How long rows are: squares of blocks, which stay in the cache, added up in float64."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -29,20 +29,12 @@ def norm(row: Tensor, squares: Iterable[float] | None = None) -> float:
     (5.0, 5.0)
     """
     parts = [row[here] for here in blocks(len(row))]
-    total = math.fsum(square(part) for part in parts) if squares is None else math.fsum(squares)
+    total = math.fsum(_squares(parts) if squares is None else squares)
     if not _SMALL_SQUARES < total < _LARGE_SQUARES:
         buffer = row.new_empty(longest_block(len(row)), dtype=torch.float64)
-        total = math.fsum(square(buffer[: len(part)].copy_(part)) for part in parts)
+        total = math.fsum(_squares(buffer[: len(part)].copy_(part) for part in parts))
     return math.sqrt(total)
 
 
-def square(block: Tensor) -> float:
-    """‖block‖² in the block's own dtype.
-
-    Args:
-        block: (k,), short enough for that.
-
-    Returns:
-        The square.
-    """
-    return float(torch.dot(block, block))
+def _squares(blocks: Iterable[Tensor]) -> Iterator[float]:
+    return (float(torch.dot(block, block)) for block in blocks)
