@@ -174,3 +174,67 @@ def test_edited_figures_are_told_put_right_and_kept(run: Path, round: int) -> No
     assert metrics.read_bytes() == before
     assert (run / "metrics.jsonl.changed").read_bytes() == edited
     assert not wrong(run)
+
+
+def test_figures_that_are_taken_away_while_it_trains_come_back_from_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    run, straight = tmp_path / "run", tmp_path / "straight"
+
+    def take_away(record: Record, server: Server) -> None:
+        if record["round"] == 3:
+            (run / "metrics.jsonl").unlink()
+
+    with pytest.warns(DamageWarning, match=r"metrics\.jsonl was gone"):
+        train(run, 5, take_away)
+    train(straight, 5)
+    assert (run / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+    assert wrong(run) == {}
+
+
+@pytest.mark.parametrize("left", [None, b"\0" * 400 + b"\n"], ids=["gone", "damaged"])
+def test_a_run_that_fails_without_its_figures_keeps_its_rounds(
+    left: bytes | None, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def fail(record: Record, server: Server) -> None:
+        if record["round"] == 3:
+            (run / "metrics.jsonl").unlink()
+            if left is not None:
+                (run / "metrics.jsonl").write_bytes(left)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(run, 5, fail)
+    with pytest.warns(DamageWarning):
+        train(run, 5)
+    train(tmp_path / "straight", 5)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_a_backup_needs_no_figures_beside_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    figures = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").unlink()
+    backup(run, tmp_path / "copy")
+    assert (tmp_path / "copy" / "metrics.jsonl").read_bytes() == figures
+
+
+def test_a_backup_of_what_resuming_would_put_right_says_so(run: Path, tmp_path: Path) -> None:
+    file = run / "checkpoint" / "data.mdb"
+    data = bytearray(file.read_bytes())
+    data[16:20] = bytes(4)  # what tells the first meta page from others
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="resume it, then copy it"):
+        backup(run, tmp_path / "copy")
+    with pytest.warns(DamageWarning, match="gone on from"):
+        train(run, 4)
+    backup(run, tmp_path / "copy")
+
+
+def test_a_damaged_note_of_the_data_folder_is_named_and_does_not_stop_the_run(run: Path) -> None:
+    (run / "data_folder.txt").write_bytes(b"\x8a\x00\xff")
+    assert "data_folder.txt" in wrong(run)
+    train(run, 4)
+    assert (run / "metrics.jsonl").read_bytes().count(b"\n") == 5

@@ -14,6 +14,7 @@ from fedvarp.runs.errors import RunError
 from fedvarp.runs.finished import is_finished
 from fedvarp.runs.identity import refuse_other_settings
 from fedvarp.runs.mendable import is_to_be_mended
+from fedvarp.settings.problems import SettingsError
 
 if TYPE_CHECKING:
     from fedvarp.experiments.build import DataFolder
@@ -95,10 +96,21 @@ def mend_if_needed(directory: RunDirectory) -> None:
     Raises:
         StoreError: The checkpoint is damaged, or in use.
     """
-    if is_to_be_mended(directory):
+    if is_to_be_mended(directory) or not _are_settings(directory):
         from fedvarp.simulation.mending import mend  # it loads torch
 
         mend(directory)
+
+
+def _are_settings(directory: RunDirectory) -> bool:
+    """Whether what config.toml holds, if it is there, are settings by their names."""
+    if not directory.exists or "data" not in directory.settings():
+        return True  # of no run, or of a Python program's
+    try:
+        settings_of_run(directory.settings(), directory.config_file.name, ())
+    except SettingsError:
+        return False
+    return True
 
 
 def refuse_to_go_on(directory: RunDirectory, settings: Settings, told_anew: bool = True) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 _WINDOW: Final = 100  # reports that the running median is taken of
-_FEW: Final = 3  # rates; with fewer in a round they are held against those of earlier rounds
-_ROUNDS: Final = 5  # whose rates are remembered
-_FASTER: Final = 10.0  # times the rate of earlier rounds, that one or two clients may tell
+FEW: Final = 3
+"""Reports of a rate; fewer in a round are held against what is known besides."""
+_FASTER: Final = 3.0  # times the rate that is known, that one or two clients may tell
 _SLOWER: Final = 1000.0
 
 
@@ -59,16 +59,20 @@ class Claims:
 
 
 class RateClaims:
-    """Rates that clients report, held against each other or against those of earlier rounds.
+    """Rates that clients report, held against each other or against what is known besides.
 
     The rate of a round is the median of what its clients report: one that lies does nothing while
-    there are two others. What one or two clients alone report is taken for at most ten times, and
-    at least a thousandth, of the rate that they were sent, or else of the median of the last five
-    rounds: schedules mostly fall, and a rate too high lengthens the step of everybody's rows.
+    there are two others. Of what one or two clients alone report the one nearest to the rate that
+    they were sent, or else to that of the round before, is taken, and for at most three times, and
+    at least a thousandth, of the rate that they were sent, or else of the first one that was
+    believed. Schedules mostly fall; and rows that were divided by a rate far too low would be
+    replayed far too long once the rate is higher, so that it must never get much higher. That a
+    first lie makes all rates of the run too low does no harm: what rows are divided by the step
+    multiplies by again.
     """
 
     def __init__(self) -> None:
-        self.told: list[float] = []  # of the last rounds, as it was reported
+        self.known: list[float] = []  # what bounds one or two reports, and the last rate
 
     def believed(self, reports: Sequence[float], sent: float | None) -> float:
         """The rate of a round.
@@ -80,10 +84,13 @@ class RateClaims:
         Returns:
             What is believed.
         """
-        told = statistics.median_low(reports)
-        earlier = statistics.median_low(self.told) if self.told else math.nan
-        known = earlier if sent is None else sent
-        self.told = [*self.told, told][-_ROUNDS:]
-        if len(reports) >= _FEW or math.isnan(known):
-            return told
-        return min(max(told, known / _SLOWER), known * _FASTER)
+        if len(reports) >= FEW:
+            rate = bound = statistics.median_low(reports)
+        else:
+            bound, last = self.known or [max(reports)] * 2
+            if sent is not None:
+                bound = last = sent
+            nearest = min(reports, key=lambda told: abs(math.log(told) - math.log(last)))
+            rate = min(max(nearest, bound / _SLOWER), bound * _FASTER)
+        self.known = [bound, rate]
+        return rate

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from flwr.app import ConfigRecord
 
-from fedvarp.flower.claims import Claims, RateClaims
+from fedvarp.flower.claims import FEW, Claims, RateClaims
 from fedvarp.flower.replies import Update
 
 RateSource = Literal["reported", "sent", "setting"]
@@ -26,8 +26,9 @@ class UpdateUnits:
     η(t) τ̄ with τ̄ the mean τ_i of all replies used so far, which settles at the mean over clients.
 
     Where the rate of a round is known from is settled by the first round, since mixed units would
-    make nonsense of the table: from what all of its replies report; else from the configuration
-    that was sent to its clients; else it is the setting. Then η(t) is the median of a round's
+    make nonsense of the table: from what all of its replies report, if there are three at least or
+    nothing was sent; else from the configuration that was sent to its clients; else it is the
+    setting. Then η(t) is the median of a round's
     reports, and who is silent is taken to use it; or what was sent with the round.
 
     What clients report is believed as far as `claims` says.
@@ -68,7 +69,10 @@ class UpdateUnits:
         """
         if self.source is None and sent != 0:
             reported = all(update.client_lr is not None for update in updates)
-            self.source = "reported" if reported else "setting" if sent is None else "sent"
+            if reported and (sent is None or len(updates) >= FEW):
+                self.source = "reported"
+            else:
+                self.source = "setting" if sent is None else "sent"
         self.latest_rate = self.rate_of_late(updates, sent)
         return self.latest_rate
 
@@ -162,7 +166,7 @@ class UpdateUnits:
             "gradients": self._gradients,
             "replies": self._replies,
             "claims": {name: claims.used for name, claims in self._claims.items()},
-            "rates": self._rates.told,
+            "rates": self._rates.known,
         }
 
     @property
@@ -181,7 +185,7 @@ class UpdateUnits:
         self.latest_rate = state["latest_rate"]
         self._gradients = state["gradients"]
         self._replies = state["replies"]
-        self._rates.told = list(state.get("rates", []))
+        self._rates.known = [*state.get("rates", [])[:1], *state.get("rates", [])[-1:]]
         for name, claims in self._claims.items():
             claims.used = list(state.get("claims", {}).get(name, []))
 

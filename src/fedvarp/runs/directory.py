@@ -26,7 +26,7 @@ from fedvarp.runs.exported_model import DamagedModelError, read_about, sha256_of
 from fedvarp.runs.identity import with_later_settings, without_none
 from fedvarp.runs.journal import read_last_line, read_lines, read_sound_lines
 from fedvarp.runs.versions import write_versions
-from fedvarp.system.parsing import parse_toml
+from fedvarp.system.parsing import is_text, parse_toml
 from fedvarp.system.whole_files import make_folder, write_whole
 
 if TYPE_CHECKING:  # torch takes seconds to load, and who only looks at runs does without it
@@ -127,7 +127,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def begun(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """Begins a run here, and takes it back if the `with` block fails before a round is trained.
+        """Begins a run here, and takes it back if the `with` block fails before a round is kept.
 
         Args:
             settings: Of the run, nested.
@@ -141,9 +141,18 @@ class RunDirectory:
             try:
                 yield
             except BaseException:
-                if self.rounds_done == 0:
+                if not self._may_hold_rounds:
                     self._remove(new_places)
                 raise
+
+    @property
+    def _may_hold_rounds(self) -> bool:
+        """Whether rounds may be lost with this directory; some stand in a checkpoint alone."""
+        try:
+            are_records_gone = self.checkpoint_file.exists() and not self.metrics_file.exists()
+            return are_records_gone or self.rounds_done > 0
+        except RunError:  # of a damaged line
+            return True
 
     @property
     def _first_files(self) -> tuple[Path, ...]:
@@ -221,7 +230,7 @@ class RunDirectory:
     @property
     def data_folder(self) -> str | None:
         """Where the data files were; None if the run needs none, or they are there no longer."""
-        if not self.data_folder_file.exists():
+        if not is_text(self.data_folder_file):
             return None
         folder = self.data_folder_file.read_text(encoding="utf-8").removesuffix("\n")
         return folder if Path(folder).exists() else None

@@ -84,7 +84,8 @@ class Journal:
             Whether what was there had been changed by somebody: it differs in more than a crash
             or a power failure can do to it, and is kept with ``.changed`` behind its name.
         """
-        wanted, found = lines_of(records, chained=self._is_chained), self.path.read_bytes()
+        wanted = lines_of(records, chained=self._is_chained)
+        found = self.path.read_bytes() if self.path.exists() else b""
         if found.startswith(wanted):
             self.cut_back(len(wanted))
             return False

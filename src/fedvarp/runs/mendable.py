@@ -8,6 +8,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import flattened
 from fedvarp.runs.versions import can_be_read
+from fedvarp.system.parsing import is_text
 
 _WRITTEN_LAST: Final = "recording.fsync"  # in config.toml, which may have been cut off without it
 
@@ -28,6 +29,7 @@ def is_to_be_mended(directory: RunDirectory) -> bool:
             _WRITTEN_LAST not in flattened(directory.settings())
             or not can_be_read(directory.versions_file)
             or not directory.metrics_file.exists()
+            or (directory.data_folder_file.exists() and not is_text(directory.data_folder_file))
             or directory.rounds_done < 0
         )
     except RunError:

@@ -14,10 +14,11 @@ from typing import Any, Final
 from fedvarp.errors import DamageWarning
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.identity import MAY_CHANGE, ROUNDS, flattened, with_later_settings
 from fedvarp.runs.journal import Journal
-from fedvarp.runs.mendable import is_to_be_mended
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import Checkpoint
+from fedvarp.system.parsing import is_text, parse_toml
 from fedvarp.system.whole_files import write_whole
 
 _RECORDS: Final = "round/"
@@ -72,7 +73,8 @@ class KeptTexts:
 def mend(directory: RunDirectory) -> None:
     """Writes what is gone or damaged of a run's small files anew, from its checkpoint.
 
-    Warns of each. Does nothing where there is no checkpoint, or nothing to mend.
+    Warns of each, and keeps settings that somebody may have meant to write, with ``.changed``
+    behind the file's name. Does nothing where there is no checkpoint.
 
     Args:
         directory: Of the run.
@@ -80,14 +82,16 @@ def mend(directory: RunDirectory) -> None:
     Raises:
         StoreError: The checkpoint is damaged, or in use.
     """
-    if not is_to_be_mended(directory):
+    if not directory.checkpoint_file.exists():
         return
     with Checkpoint(directory.checkpoint_folder) as checkpoint:
         entries = checkpoint.entries()
         for file in small_files(directory):
             kept = entries.get(text_key(file))
             if kept is not None and not is_sound(directory, file, kept["text"]):
-                _warn_of(file)
+                warn_of(file)
+                if file == directory.config_file and _was_edited(file, kept["text"]):
+                    file.replace(file.with_name(f"{file.name}.changed"))
                 write_whole(file, kept["text"])
         records = list(committed_records(checkpoint))
         # Before the first commit there is at most the first line, of the initial model.
@@ -95,7 +99,7 @@ def mend(directory: RunDirectory) -> None:
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 2
         is_new = checkpoint.round is None and lines < 2
         if (records or is_new) and not _has_records(directory):
-            _warn_of(metrics)
+            warn_of(metrics)
             journal = Journal(metrics, chained=True)
             journal.become(records)  # and keeps what somebody has changed
             journal.close()
@@ -117,13 +121,21 @@ def is_sound(directory: RunDirectory, file: Path, kept: str) -> bool:
     if file == directory.versions_file:
         return can_be_read(file)
     if file != directory.config_file:
-        return file.exists()
+        return is_text(file)
     try:
-        directory.settings()
+        now = flattened(directory.settings())
     except RunError:
         return False
-    found = file.read_text(encoding="utf-8")
-    return found == kept or not kept.startswith(found)  # else it was cut off at the end of a line
+    # What may be told anew may also come and go, but for the number of rounds.
+    was = flattened(with_later_settings(parse_toml(kept))).keys()
+    has_all = was - MAY_CHANGE | {ROUNDS} <= now.keys() <= was | MAY_CHANGE
+    was_cut_off = file.read_text(encoding="utf-8") != kept and not _was_edited(file, kept)
+    return has_all and not was_cut_off
+
+
+def _was_edited(file: Path, kept: str) -> bool:
+    """Whether a text differs from its copy in more than a crash can do, which cuts it off."""
+    return is_text(file) and not kept.startswith(file.read_text(encoding="utf-8"))
 
 
 def _has_records(directory: RunDirectory) -> bool:
@@ -133,7 +145,12 @@ def _has_records(directory: RunDirectory) -> bool:
         return False
 
 
-def _warn_of(file: Path) -> None:
+def warn_of(file: Path) -> None:
+    """Warns that one of a run's files, gone or damaged, is written anew.
+
+    Args:
+        file: As it is found.
+    """
     was = "damaged" if file.exists() else "gone"
     warnings.warn(
         f"{file} was {was}, and is written anew from the run's checkpoint.",

@@ -22,7 +22,7 @@ from fedvarp.runs.journal import Journal
 from fedvarp.runs.versions import DRAWS, note_change, refuse_other_draws
 from fedvarp.server.checkpoint import Checkpoint
 from fedvarp.simulation.callbacks import Record
-from fedvarp.simulation.mending import KeptTexts, committed_records, record_key
+from fedvarp.simulation.mending import KeptTexts, committed_records, record_key, warn_of
 from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Recording
@@ -62,12 +62,12 @@ class RecordedRun:
         self._is_slow = False  # the last commit was
         self._texts = KeptTexts(directory)
         self._uncommitted: dict[str, Mapping[str, Any]] = {}
-        directory.remove_strays()
         with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
             self._checkpoint = Checkpoint(
                 directory.checkpoint_folder, fsync=recording.fsync, keep=recording.keep_checkpoints
             )
             opened.callback(self._checkpoint.close)
+            directory.remove_strays()  # which would be another's before the checkpoint is ours
             self._metrics = Journal(directory.metrics_file, chained=True)
             opened.callback(self._metrics.close)
             self._timings = Journal(directory.timings_file)
@@ -99,6 +99,9 @@ class RecordedRun:
         if self._checkpoint.round != self._simulation.server.round:
             self._commit(self._to_write())
         self._metrics.sync()
+        if not self._metrics.path.exists():  # somebody has taken it away meanwhile
+            warn_of(self._metrics.path)
+            self._metrics.become(committed_records(self._checkpoint))
         if result.stopped == "interrupted" and announce and self._recording.progress is not False:
             Console(stderr=True).print(
                 f"Stopped after round {result.server.round} of {rounds}; nothing is lost. To go "

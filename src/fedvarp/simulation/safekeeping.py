@@ -21,6 +21,7 @@ from fedvarp.runs.journal import is_chained, lines_of
 from fedvarp.runs.versions import can_be_read
 from fedvarp.server.checkpoint import ENTRIES
 from fedvarp.simulation.mending import is_record, is_sound, small_files, text_key
+from fedvarp.system.parsing import is_text
 from fedvarp.system.whole_files import make_folder, sync_folder, write_whole
 from fedvarp.tables.copying import copy_store, undisturbed
 from fedvarp.tables.data_file import DATA, inspect, values_of
@@ -117,6 +118,9 @@ def _files(directory: RunDirectory, held: _Held) -> Iterator[Finding]:
     if not can_be_read(directory.versions_file):
         was = "is damaged" if directory.versions_file.exists() else "is gone"
         yield Finding(directory.versions_file.name, False, f"{was}; resuming writes it anew")
+    if directory.data_folder_file.exists() and not is_text(directory.data_folder_file):
+        said = "is damaged; resuming writes it anew"
+        yield Finding(directory.data_folder_file.name, False, said)
 
 
 def _config(directory: RunDirectory, held: _Held) -> Finding:
@@ -125,12 +129,12 @@ def _config(directory: RunDirectory, held: _Held) -> Finding:
         now = lasting(directory.settings())
     except (RunError, OSError) as error:
         return Finding(name, False, str(error))
-    kept = held.texts.get(text_key(directory.config_file))
-    if kept is not None and not is_sound(directory, directory.config_file, kept):
-        return Finding(name, False, "was cut off; resuming writes it anew")
     edited = changes(committed, now, committed.keys() & now.keys())
     if edited:
         return Finding(name, False, f"differs from the checkpoint's: {'; '.join(edited)}")
+    kept = held.texts.get(text_key(directory.config_file))
+    if kept is not None and not is_sound(directory, directory.config_file, kept):
+        return Finding(name, False, "has lost or gained settings; resuming writes it anew")
     return Finding(name, True, "is whole")
 
 
@@ -201,10 +205,12 @@ def backup(run: str | os.PathLike[str], to: str | os.PathLike[str]) -> list[Find
                 write_whole(draft.path / file.name, file.read_bytes())
         if source.timings_file.exists():
             write_whole(draft.timings_file, source.timings_file.read_bytes())
-        metrics = source.metrics_file.read_bytes()
+        metrics = source.metrics_file
         if held.records:
-            metrics = lines_of(held.records, chained=is_chained(source.metrics_file))
-        write_whole(draft.metrics_file, metrics)
+            chained = not metrics.exists() or is_chained(metrics)
+            write_whole(draft.metrics_file, lines_of(held.records, chained=chained))
+        elif metrics.exists():
+            write_whole(draft.metrics_file, metrics.read_bytes())
         if source.has_the_newest_model:
             write_whole(draft.model_file, source.model_file.read_bytes())
         findings = verify(draft.path)

@@ -26,6 +26,7 @@ from fedvarp.clusters.reclustering import reclustering
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.identity import with_choice_of_auto
+from fedvarp.runs.mendable import is_to_be_mended
 from fedvarp.server.flat_model import FlatModel, slots_of
 from fedvarp.server.optimizers import ServerOptimizer
 from fedvarp.server.server import Server
@@ -97,7 +98,7 @@ class Task:
         if directory is not None:
             kept = description(self) if settings is None else dict(settings)
             given = {} if settings is None else behind_names(self)
-            if self.recording.resume:
+            if self.recording.resume and is_to_be_mended(directory):
                 mend(directory)
             refuse_another_run(directory, kept, self.recording.resume)
             if directory.exists:

@@ -2,5 +2,5 @@
 
 processes     cores, memory, Ctrl-C, the death of a parent
 whole_files   files that are written whole or not at all, and kept through a power failure
-parsing       JSON and TOML that anybody may have written
+parsing       text, JSON and TOML that anybody may have written
 """

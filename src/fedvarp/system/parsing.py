@@ -1,9 +1,10 @@
-"""JSON and TOML that anybody may have written."""
+"""Text, JSON and TOML that anybody may have written."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 from typing import Any, Final
 
 _DEEPEST: Final = 50  # what we write has five levels; whoever walks through it may recurse
@@ -47,6 +48,21 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise _too_deep() from None
     _refuse_depth(found)  # a.b.c nests without brackets
     return found
+
+
+def is_text(file: Path) -> bool:
+    """Whether a file is there and holds text: UTF-8, and no zeros, as a lost page has.
+
+    Args:
+        file: A small one.
+
+    Raises:
+        OSError: It is there and cannot be read.
+    """
+    try:
+        return "\0" not in file.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
 
 
 def _refuse_depth(value: object) -> None:
