@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from fedvarp.runs.figures import MEASURED_ON
 
+_TOO_MANY: Final = 2**63  # rounds, clients, bytes, seconds: NumPy counts them as int64
+_LARGEST: Final = sys.float_info.max  # JSON has longer whole numbers, which no float can take
 _COUNTS: Final = frozenset(
     (
         *("bytes_up", "bytes_down", "server_bytes"),
@@ -15,11 +17,14 @@ _COUNTS: Final = frozenset(
         "seconds",
     )
 )
-_ACCURACIES: Final = ("test_accuracy", "validation_accuracy")
-_OF_EACH: Final = ("by_cluster", "by_client")
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("round", *_COUNTS), (0, _TOO_MANY - 1)),
+    "num_clients": (1, _TOO_MANY - 1),
+    **dict.fromkeys(("test_accuracy", "validation_accuracy"), (0, 1)),
+}
+_ANY_NUMBER: Final = (-_LARGEST, _LARGEST)
+_OF_EACH: Final = frozenset(("by_cluster", "by_client"))
 _KINDS_OF_FIGURES: Final = frozenset((int, float, type(None)))
-_TOO_MANY: Final = 2**63  # rounds, clients, bytes, seconds: NumPy counts them as int64
-_LARGEST: Final = sys.float_info.max  # JSON has longer whole numbers, which no float can take
 
 
 def refuse_other_kinds(record: Mapping[str, Any]) -> None:
@@ -33,10 +38,8 @@ def refuse_other_kinds(record: Mapping[str, Any]) -> None:
         TypeError: Something is of another kind.
         KeyError: It has no round.
     """
-    if not _is_whole(record["round"], 0):
-        raise ValueError("round is no whole number")
-    if not _is_whole(record.get("num_clients", 1), 1):
-        raise ValueError("num_clients is no number of clients")
+    if type(record["round"]) is not int or type(record.get("num_clients", 1)) is not int:
+        raise TypeError("round or num_clients is no whole number")
     _refuse_other_clients(record.get("clients", []))
     refused = record.get("refused", {})
     if not isinstance(refused, dict) or not all(isinstance(why, str) for why in refused.values()):
@@ -44,19 +47,15 @@ def refuse_other_kinds(record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("refused_because", ""), str):
         raise TypeError("refused_because is no reason")
     for name, value in record.items():
-        if type(value) in (int, float):
-            if not -_LARGEST <= value <= _LARGEST:
-                raise ValueError(f"{name} is no finite number")
-        elif value is not None and name.startswith(MEASURED_ON):
+        kind = type(value)
+        if kind is int or kind is float:
+            least, most = _RANGES.get(name, _ANY_NUMBER)
+            if not least <= value <= most:  # NaN is in none
+                raise ValueError(f"{name} is out of range")
+        elif name in _COUNTS or (value is not None and name.startswith(MEASURED_ON)):
             raise TypeError(f"{name} is no number")
-    for name in _COUNTS & record.keys():
-        if type(record[name]) not in (int, float) or not 0 <= record[name] < _TOO_MANY:
-            raise ValueError(f"{name} is no number, or none that can be counted")
-    for name in _ACCURACIES:
-        if (accuracy := record.get(name)) is not None and not 0 <= accuracy <= 1:
-            raise ValueError(f"{name} is {accuracy:g}, no share of examples")
-    for name in _OF_EACH:
-        of_each = record.get(name, {})
+    for name in _OF_EACH & record.keys():
+        of_each = record[name]
         if not isinstance(of_each, dict) or not all(map(_are_figures, of_each.values())):
             raise TypeError(f"{name} holds no lists of numbers")
 
@@ -90,10 +89,6 @@ def _refuse_other_clients(clients: object) -> None:
         raise ValueError("clients are no whole numbers")
     if len(set(clients)) < len(clients):
         raise ValueError("a client appears twice")
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return type(value) is int and least <= value < _TOO_MANY
 
 
 def _are_figures(values: object) -> bool:
