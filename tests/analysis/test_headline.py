@@ -91,3 +91,11 @@ def test_without_an_accuracy_the_least_loss_is_told(tmp_path: Path) -> None:
     write_run(tmp_path / "v", train_loss=[1.0, 0.25])
     said = headline(compare([tmp_path], smooth=1))
     assert "FedVARP has the least training loss, 0.25, and FedAvg the most, 0.5." in said
+
+
+def test_runs_that_sent_nothing_are_no_measure_for_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2], algorithm="fedavg")
+    silent = write_run(tmp_path / "v", [0.1, 0.5]) / "metrics.jsonl"
+    text = silent.read_text()
+    silent.write_text(text.replace('"bytes_down": 200, "bytes_up": 100', '"bytes_down": 0'))
+    assert "times the bytes" not in headline(compare([tmp_path]))

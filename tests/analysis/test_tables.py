@@ -9,8 +9,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fedvarp.analysis.tables import Table, markdown_text, paragraphs
+from fedvarp.errors import plain
 
 EVIL = "</script><marquee onload=\"x\">&amp;<b> a|b **c** [d](e) _f_ `g` \\ 'h'"
 
@@ -119,3 +122,18 @@ def test_no_cell_commands_a_spreadsheet_or_a_terminal() -> None:
     assert rows == [["'=a", "b"], ["'=1+1", "x\\x1b[2J"], ["'-x", "-2"]]
     for text in (table.text(), table.csv()):
         assert re.search("[\x1b\x07]", text) is None
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "＝", "＋", "－", "＠"])
+@given(before=st.text(st.characters(categories=["Zs", "Zl", "Zp", "Cc", "Cf", "Mn"]), max_size=4))
+@example(before=" ")
+@example(before="\n\t")
+@example(before="\u200b\ufeff")
+def test_nothing_that_is_not_seen_hides_a_formula(sign: str, before: str) -> None:
+    ((cell,),) = csv.reader(io.StringIO(Table("T", (f"{before}{sign}1+1",), []).csv(), newline=""))
+    assert cell == f"'{plain(before)}{sign}1+1"
+
+
+@pytest.mark.parametrize("harmless", [" FedAvg", "a=1", "−1", "\u200b", ""])
+def test_what_is_no_formula_stays_as_it_is(harmless: str) -> None:
+    assert Table("T", ("a", "b"), [(harmless, "x")]).csv() == f"a,b\n{harmless},x\n"

@@ -45,6 +45,13 @@ def test_list_tells_how_far_every_run_is(tmp_path: Path) -> None:
     assert "no folder" in printed("list", tmp_path / "nowhere", code=2)
 
 
+def test_list_names_the_line_that_a_disk_has_lost(tmp_path: Path) -> None:
+    run = RunDirectory(write_run(tmp_path / "b", [0.1, 0.5]))
+    run.metrics_file.write_bytes(bytes(run.metrics_file.stat().st_size))
+    (row,) = json.loads(printed("list", tmp_path, "--format", "json"))["rows"]
+    assert "metrics.jsonl is damaged in its line 1" in row["state"]
+
+
 def test_show_tells_settings_figures_and_the_way_on(tmp_path: Path) -> None:
     settings = {"rounds": 300, "data": {"name": "digits"}}
     write_run(tmp_path / "b", [0.1, 0.5], algorithm="mifa", settings=settings)

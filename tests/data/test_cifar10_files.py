@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import pickle
 import struct
 import tarfile
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +213,49 @@ def test_an_archive_that_unpacks_to_far_too_much_is_refused_before_it_does(
     monkeypatch.setattr("fedvarp.data.cifar10_files._MOST_BYTES", 100_000)
     with pytest.raises(DataError, match=r"unpacks to more than 100,000 bytes.*fresh copy"):
         read_cifar10(archive, md5s(files))
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE]
+)
+def test_a_header_that_unpacks_to_far_too_much_is_refused_before_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes
+) -> None:
+    """tarfile reads the headers of long names and of pax whole, whatever they say of their size."""
+    announced = tarfile.TarInfo("././@LongLink")
+    announced.type, announced.size = kind, 2**25
+    archive = tmp_path / "a.tar.gz"
+    with gzip.open(archive, "wb", compresslevel=1) as file:
+        file.write(announced.tobuf(tarfile.GNU_FORMAT) + b"a" * announced.size)
+    monkeypatch.setattr("fedvarp.data.cifar10_files._MOST_BYTES", 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"unpacks to more than 1,048,576 bytes.*fresh copy"):
+            read_cifar10(archive)
+        assert tracemalloc.get_traced_memory()[1] < announced.size / 4
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_that_announce_headers_without_end_are_damage(tmp_path: Path) -> None:
+    announced = tarfile.TarInfo("././@LongLink")
+    announced.type, announced.size = tarfile.GNUTYPE_LONGNAME, 1
+    archive = tmp_path / "a.tar"
+    archive.write_bytes((announced.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 3000)
+    with pytest.raises(DataError, match="ends early or is damaged"):
+        read_cifar10(archive)
+
+
+@pytest.mark.parametrize("packed", [bytes, bz2.compress, lzma.compress])
+def test_archives_that_were_packed_anew_are_read_and_their_damage_is_named(
+    tmp_path: Path, packed: Callable[[bytes], bytes]
+) -> None:
+    files = small_batches()
+    archive = as_archive(files, tmp_path / "a.tar.gz")
+    raw = packed(gzip.decompress(archive.read_bytes()))
+    archive.write_bytes(raw)
+    assert read_cifar10(archive, md5s(files)).train_labels.tolist() == [0, 1, 1, 0] * 5
+    for damaged in (raw[: len(raw) // 2], raw[:20] + bytes(len(raw) - 20)):
+        archive.write_bytes(damaged)
+        with pytest.raises(DataError, match="download_cifar10"):
+            read_cifar10(archive, md5s(files))

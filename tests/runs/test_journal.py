@@ -139,6 +139,32 @@ def test_what_nothing_depends_on_is_read_up_to_its_damage(file: Path, damage: by
         '"round": 1, "bytes_up": "x"',
         '"round": 1, "server_bytes": {}',
         '"round": 1, "num_refused": "x"',
+        f'"round": {2**63}',
+        '"round": 1, "clients": [-1]',
+        '"round": 1, "clients": ["x"]',
+        '"round": 1, "clients": [null]',
+        '"round": 1, "clients": [[1]]',
+        '"round": 1, "clients": [1.5]',
+        '"round": 1, "clients": [true]',
+        '"round": 1, "clients": [2, 2]',
+        '"round": 1, "num_clients": 0',
+        '"round": 1, "num_clients": -5',
+        '"round": 1, "num_clients": "<b>"',
+        '"round": 1, "num_clients": null',
+        '"round": 1, "by_client": 5',
+        '"round": 1, "by_client": {"train_loss": "x"}',
+        '"round": 1, "by_client": {"train_loss": ["x"]}',
+        '"round": 1, "by_cluster": {"train_loss": [[1]]}',
+        f'"round": 1, "by_cluster": {{"train_loss": [0.5, {10**400}]}}',
+        f'"round": 1, "server_bytes": {10**400}',
+        '"round": 1, "server_bytes": null',
+        '"round": 1, "bytes_up": -1',
+        f'"round": 1, "train_loss": {10**400}',
+        '"round": 1, "train_loss": NaN',
+        '"round": 1, "test_auc": [1]',
+        '"round": 1, "test_accuracy": 1e308',
+        '"round": 1, "refused_because": 5',
+        f'"round": 1, "seconds": {10**400}',
     ],
 )
 def test_values_that_no_run_writes_are_damage(file: Path, edited: str) -> None:
@@ -147,6 +173,26 @@ def test_values_that_no_run_writes_are_damage(file: Path, edited: str) -> None:
         read_lines(file)
     with pytest.raises(RunError, match="is damaged in its last whole line"):
         read_last_line(file)
+
+
+@pytest.mark.parametrize(
+    "edited", ['"round": 0', '"round": 1, "clients": [7]', f'"round": 1, "clients": [{2**62}]']
+)
+def test_records_that_cannot_follow_those_before_them_are_damage(file: Path, edited: str) -> None:
+    """Rounds go up, and of seven clients the last is 6."""
+    file.write_text(f'{{"round": 0, "num_clients": 7}}\n{{{edited}}}\n')
+    with pytest.raises(RunError, match="is damaged in its line 2"):
+        read_lines(file)
+
+
+@pytest.mark.parametrize("sound", [0, 1, 3])
+def test_zeros_in_place_of_lines_are_damage_and_no_line_that_is_being_written(
+    file: Path, sound: int
+) -> None:
+    lines = chained_file(file)
+    file.write_bytes(b"".join(lines[:sound]) + bytes(len(b"".join(lines[sound:]))))
+    with pytest.raises(RunError, match=rf"is damaged in its line {sound + 1} .*zeros.*resume"):
+        read_lines(file)
 
 
 def chained_file(file: Path, rounds: int = 5) -> list[bytes]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedvarp import (
     MIFA,
@@ -307,6 +310,50 @@ def test_a_number_that_is_none_is_a_refusal_whatever_it_is(lie: Any) -> None:
     server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
     assert server.receive(updates).accepted == (0,)
     assert server.w.tolist() == [-0.5] * D
+
+
+with warnings.catch_warnings(action="ignore"):  # nested tensors are new
+    NESTED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+ODD: dict[str, Any] = {
+    "nothing": None,
+    "dictionary": {"client": 1, "delta": torch.ones(D), "num_steps": 5, "num_examples": 5},
+    "sparse": Reply(1, torch.ones(D).to_sparse(), 5, 5),
+    "meta": Reply(2, torch.ones(D, device="meta"), 5, 5),
+    "nested": Reply(3, NESTED, 5, 5),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(odd=st.lists(st.sampled_from(sorted(ODD)), min_size=1, max_size=6), place=st.integers(0, 6))
+def test_a_reply_of_another_kind_costs_nothing_but_itself(odd: list[str], place: int) -> None:
+    honest = Reply(0, torch.linspace(0.1, 0.7, D), 5, 5)
+    replies = [ODD[kind] for kind in odd]
+    replies.insert(place, honest)
+    found = []
+    for some in ([honest], replies):
+        server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
+        updates = RoundUpdates.from_replies(some, dim=D, client_lr=0.3, dtype=torch.float32)
+        report = server.receive(updates)
+        assert report.accepted == (0,)
+        found.append(server.w)
+    assert torch.equal(*found)
+    without_number = [kind for kind in odd if not isinstance(ODD[kind], Reply)]
+    assert len(report.refused) == len(without_number) + len(set(odd) - set(without_number))
+    assert all(" not a " in why for why in report.refused.values())
+
+
+def test_an_update_that_still_belongs_to_a_graph_is_used_without_it() -> None:
+    values = torch.linspace(0.1, 0.7, D)
+    leaf, result = values.clone().requires_grad_(), values.clone().requires_grad_() * 1.0
+    found = []
+    for delta in (values, leaf, result, torch.nn.Parameter(values)):
+        replies = [Reply(0, delta, 5, 5), Reply(1, values, 5, 5)]
+        server = Server(torch.zeros(D), FedVARP(MemoryTable(N, D)), ServerSGD())
+        updates = RoundUpdates.from_replies(replies, dim=D, client_lr=0.3, dtype=torch.float32)
+        assert server.receive(updates).accepted == (0, 1)
+        assert not server.w.requires_grad
+        found.append(server.w.tolist())
+    assert found == [found[0]] * len(found)
 
 
 @pytest.mark.parametrize("count", [0.0, -3.0, math.nan, math.inf])

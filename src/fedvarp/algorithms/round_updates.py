@@ -77,7 +77,7 @@ class RoundUpdates:
     def from_replies(
         cls, replies: Sequence[Reply], *, dim: int, client_lr: float, dtype: torch.dtype
     ) -> RoundUpdates:
-        """Stacks single replies; one of the wrong size or type is refused, a repeated one ignored.
+        """Stacks single replies; one of the wrong size or kind is refused, a repeated one ignored.
 
         Args:
             replies: In any order, whatever is in them.
@@ -92,6 +92,9 @@ class RoundUpdates:
         good: dict[int, Reply] = {}
         refused: dict[int, str] = {}
         for m, reply in enumerate(replies):
+            if not isinstance(reply, Reply):
+                refused[-1 - m] = f"it is a {type(reply).__name__}, not a Reply"
+                continue
             fault = _fault(reply, dim, dtype)
             client = reply.client if _is_whole(reply.client, 0, 2**63 - 1) else -1 - m
             if client in good:
@@ -104,7 +107,7 @@ class RoundUpdates:
         steps = torch.tensor([reply.num_steps for reply in kept], dtype=torch.int64)
         deltas, measured = torch.empty(0, dim, dtype=dtype), None
         if kept:
-            deltas, measured = stacked([reply.delta for reply in kept])
+            deltas, measured = stacked([reply.delta.detach() for reply in kept])
         return cls(
             clients=torch.tensor([reply.client for reply in kept], dtype=torch.int64),
             deltas=deltas,
@@ -243,6 +246,8 @@ def _fault(reply: Reply, dim: int, dtype: torch.dtype) -> str | None:
         return f"its client number is {_shown(reply.client)}"
     if not isinstance(delta, Tensor):
         return f"its update is a {type(delta).__name__}, not a tensor"
+    if delta.is_nested or delta.is_meta or delta.layout != torch.strided:
+        return "its update is a sparse, nested or meta tensor, not a dense one with values"
     if tuple(delta.shape) != (dim,):
         return f"its update has shape {tuple(delta.shape)}, the model has {dim} numbers"
     if delta.dtype != dtype:

@@ -119,7 +119,7 @@ def _of_costs(rows: Sequence[Row]) -> str:
     if len({row.rounds for row in rows}) > 1:
         return ""
     least = min(row.sent for row in rows)
-    costly = [row for row in rows if row.sent > (1 + _TOLD) * least]
+    costly = [row for row in rows if row.sent > (1 + _TOLD) * least > 0]
     told = [
         f"{row.group.label} sends {row.sent / least:.2g} times the bytes"
         + (" and changes what clients do" if row.group.algorithm == _CHANGES_CLIENTS else "")

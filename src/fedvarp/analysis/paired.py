@@ -41,9 +41,9 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 %, by Student's t over seeds; None for a single one."""
+        """95 %, by Student's t over seeds; None for a single one, or one that is not finite."""
         n = len(self.per_seed)
-        if n < 2:
+        if n < 2 or not all(map(math.isfinite, self.per_seed)):
             return None
         t = _T[n - 2] if n - 2 < len(_T) else 1.96 + 2.4 / (n - 1) + 2.9 / (n - 1) ** 2
         reach = t * statistics.stdev(self._values) / math.sqrt(n)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fedvarp.runs.errors import RunError
 from fedvarp.runs.figures import recorded_figures
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened, nested, with_later_settings
+from fedvarp.runs.record_kinds import refuse_other_kinds, refuse_other_place
 from fedvarp.settings.problems import shown
 from fedvarp.system.parsing import parse_json
 
@@ -313,7 +315,7 @@ def read_at(place: Path) -> list[Run]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines() or [""]
         runs = [_compacted(file, parse_json(line)) for line in lines]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RunError(
             f"{file} is not a file of compacted runs, or is damaged ({error!r}). Name run "
             f"directories, or files that `fedvarp compact` wrote."
@@ -336,6 +338,10 @@ def _compacted(file: Path, line: Mapping[str, Any]) -> Run:
         }
         for i in range(len(columns["round"]))
     ]
+    for record in metrics:
+        refuse_other_kinds(record)
+    for before, record in itertools.pairwise(metrics):
+        refuse_other_place(record, metrics[0], before)
     seconds = None if line["seconds"] is None else np.array(line["seconds"], dtype=np.float64)
     settings = flattened(with_later_settings(nested(line["settings"])))
     return Run(file / line["run"], settings, metrics, seconds, line["versions"])

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +26,8 @@ from fedvarp.errors import plain
 
 _UNKNOWN: Final = "–"
 _WIDEST: Final = 1000  # letters of a line: cut or folded figures are worse than a long line
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one
+_FORMULA: Final = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of one
+_INVISIBLE: Final = ("Z", "C", "M")  # kinds of Unicode: spaces, controls, marks on nothing
 _PARAGRAPH: Final = 88  # letters of a line of prose
 _MARKDOWN: Final = re.compile(r"([\\`*_~|<>\[\]&])")  # what would be more than a letter
 
@@ -177,12 +179,15 @@ def _shown(cell: object) -> str:
 def _no_formula(cell: Any) -> Any:
     """A text that a spreadsheet would compute begins with an apostrophe, which it does not show.
 
-    >>> _no_formula("=1+1"), _no_formula(-1.5), _no_formula("FedAvg")
-    ("'=1+1", -1.5, 'FedAvg')
+    >>> _no_formula("=1+1"), _no_formula(" @x"), _no_formula(-1.5), _no_formula("FedAvg")
+    ("'=1+1", "' @x", -1.5, 'FedAvg')
     """
     if not isinstance(cell, str):
         return cell
-    return f"'{plain(cell)}" if cell.startswith(_FORMULA) else plain(cell)
+    # Programs pass over what is not seen, and some read full-width signs as plain ones.
+    seen = next((c for c in cell if unicodedata.category(c)[0] not in _INVISIBLE), "")
+    is_formula = unicodedata.normalize("NFKC", seen).startswith(_FORMULA)
+    return f"'{plain(cell)}" if is_formula or cell.startswith(("\t", "\r")) else plain(cell)
 
 
 def _finite(value: Any) -> Any:

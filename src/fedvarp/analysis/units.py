@@ -38,9 +38,11 @@ def in_seconds(seconds: float) -> str:
 
     >>> in_seconds(0.042), in_seconds(9.84), in_seconds(192), in_seconds(3 * 3600 + 240)
     ('0.042 s', '9.8 s', '3 min 12 s', '3 h 04 min')
-    >>> in_seconds(0.00021), in_seconds(0)
-    ('0.21 ms', '0 s')
+    >>> in_seconds(0.00021), in_seconds(0), in_seconds(float("inf"))
+    ('0.21 ms', '0 s', 'not finite')
     """
+    if not math.isfinite(seconds):
+        return "not finite"
     if 0 < seconds < 0.00995:
         return f"{1000 * seconds:.2g} ms"
     if seconds < 59.95:

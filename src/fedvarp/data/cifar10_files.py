@@ -6,16 +6,20 @@ before it is looked into, and even then only the three NumPy names that its arra
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
 import hashlib
 import io
+import lzma
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import torch
@@ -38,6 +42,23 @@ OFFICIAL_MD5: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _MOST_BYTES: Final = 2**28  # that the archive unpacks to; the official one has 186 million
+_COMPRESSIONS: Final[Mapping[bytes, Callable[[BinaryIO], Any]]] = MappingProxyType(
+    {
+        b"\x1f\x8b": gzip.open,
+        b"BZh": bz2.open,
+        b"\xfd7zXZ": lzma.open,
+        b"\x5d\x00\x00\x80": lzma.open,
+    }
+)  # by what their files begin with
+_DAMAGE: Final = (
+    tarfile.TarError,
+    EOFError,
+    OSError,
+    zlib.error,
+    lzma.LZMAError,
+    ValueError,  # of numbers in headers
+    RecursionError,  # of headers that announce headers
+)
 _DOWNLOAD: Final = "download_cifar10"
 _AGAIN: Final = f"fedvarp.data.download.{_DOWNLOAD}(folder) fetches a fresh copy."
 
@@ -143,29 +164,62 @@ def _files_of_folder(folder: Path, wanted: Mapping[str, str]) -> Iterator[tuple[
             yield name, (folder / name).read_bytes()
 
 
+class _UnpackedBytes(io.RawIOBase):
+    """What an archive unpacks to, as far as CIFAR-10 may be long: reading on is refused.
+
+    tarfile reads long names whole before anybody sees how long they are, so that checking its
+    members comes too late.
+    """
+
+    def __init__(self, archive: Path, unpacked: BinaryIO) -> None:
+        self._archive = archive
+        self._unpacked = unpacked
+        self._left = _MOST_BYTES
+
+    def read(self, size: int = -1, /) -> bytes:
+        most = self._left + 1  # the one byte more tells that the archive goes on
+        found = self._unpacked.read(most if size < 0 else min(size, most))
+        self._left -= len(found)
+        if self._left < 0:
+            raise DataError(
+                f"{self._archive} unpacks to more than {_MOST_BYTES:,} bytes, which CIFAR-10 "
+                f"does not: it is another file. {_AGAIN}"
+            )
+        return found
+
+
 def _files_of_archive(archive: Path, wanted: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
     remaining = set(wanted)
     try:
-        with tarfile.open(archive, "r|*") as tar:
+        with (
+            archive.open("rb") as packed,
+            _unpacked(packed) as unpacked,
+            tarfile.open(fileobj=_UnpackedBytes(archive, unpacked), mode="r|") as tar,
+        ):
             for member in tar:
                 name = PurePosixPath(member.name).name
-                if max(member.size, member.offset_data) > _MOST_BYTES:
-                    raise DataError(
-                        f"{archive} unpacks to more than {_MOST_BYTES:,} bytes, which CIFAR-10 "
-                        f"does not: it is another file. {_AGAIN}"
-                    )
                 file = tar.extractfile(member) if member.isfile() and name in remaining else None
                 if file is not None:
                     remaining.remove(name)
                     yield name, file.read()
                 if not remaining:
                     return
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, and nothing that the archive holds
         size = archive.stat().st_size
         raise DataError(
             f"{archive} ({size:,} bytes) ends early or is damaged: {error}. This usually means an "
             f"interrupted download or copy. {_AGAIN}"
         ) from error
+
+
+def _unpacked(packed: BinaryIO) -> Any:
+    """The archive as it was before it was compressed, if it was."""
+    first = packed.read(max(map(len, _COMPRESSIONS)))
+    packed.seek(0)
+    known = (unpack for begins, unpack in _COMPRESSIONS.items() if first.startswith(begins))
+    return next(known, contextlib.nullcontext)(packed)
 
 
 def _images(content: Mapping[bytes, Any], name: str) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,9 @@ DECIDING: Final = (
 )
 """What runs are chosen by unless it is said: the first of these that they recorded."""
 
-_MEASURED_ON: Final = ("test_", "validation_", "train_")
+MEASURED_ON: Final = ("test_", "validation_", "train_")
+"""What the name of a figure begins with, that of a metric of one's own too."""
+
 _LAST: Final = 5  # the last fifth of a run's evaluations
 
 
@@ -43,7 +45,7 @@ def recorded_figures(records: Iterable[Mapping[str, Any]]) -> list[str]:
     >>> recorded_figures([{"round": 0, "test_auc": 0.5, "test_loss": 2.3, "bytes_up": 0}])
     ['test_loss', 'test_auc']
     """
-    found = {name: None for record in records for name in record if name.startswith(_MEASURED_ON)}
+    found = {name: None for record in records for name in record if name.startswith(MEASURED_ON)}
     return [*(name for name in FIGURES if name in found), *(n for n in found if n not in FIGURES)]
 
 
@@ -64,11 +66,16 @@ def late_mean(records: Sequence[Mapping[str, Any]], figure: str) -> float | None
         figure: Such as "test_accuracy".
 
     Returns:
-        The mean; infinite if one of them was not finite; None if none recorded the figure.
+        The mean; infinite if one of them, or their sum, is not finite; None if none recorded the
+        figure.
     """
     values = [record[figure] for record in records if figure in record]
     last = values[-math.ceil(len(values) / _LAST) :]
     if not last:
         return None
-    # metrics.jsonl has null for what is not finite.
-    return math.inf if None in last else statistics.fmean(last)
+    if None in last:  # metrics.jsonl has null for what is not finite
+        return math.inf
+    try:
+        return statistics.fmean(last)
+    except OverflowError:
+        return math.inf

@@ -13,18 +13,15 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.figures import FIGURES
+from fedvarp.runs.record_kinds import refuse_other_kinds, refuse_other_place
 from fedvarp.system.parsing import parse_json
 from fedvarp.system.whole_files import write_whole
 
-_NUMBERS: Final = frozenset(
-    (*FIGURES, "bytes_up", "bytes_down", "server_bytes", "num_refused", "num_replies")
-)
 _CRC: Final = "crc"
 _LINK: Final = f', "{_CRC}": "%08x"}}'
 _LINK_LENGTH: Final = len(_LINK % 0)
@@ -189,12 +186,15 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         raise RunError(f"{file} does not exist: no round of that run was recorded.")
     content = file.read_bytes()
-    *whole, _ = content.split(b"\n")
+    *whole, unfinished = content.split(b"\n")
     before = None if _begins_without_chain(content) else 0
-    records = []
+    records: list[dict[str, Any]] = []
     for n, line in enumerate(whole, start=1):
-        records.append(_parsed(line, file, f"line {n}", before))
+        records.append(_parsed(line, file, f"line {n}", before, records))
         before = None if before is None else _crc_in(line)
+    if b"\0" in unfinished:  # which JSON has none of: no round is being written there
+        zeros = ValueError("zeros, which a disk has where something was never written")
+        raise _damage(file, f"line {len(whole) + 1}", zeros)
     return records
 
 
@@ -287,35 +287,33 @@ def _crc_in(line: bytes) -> int | None:
     return crc if end == _LINK % crc else None
 
 
-def _parsed(line: bytes, file: Path, where: str, before: int | None) -> dict[str, Any]:
+def _parsed(
+    line: bytes,
+    file: Path,
+    where: str,
+    before: int | None,
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     try:
         record: dict[str, Any] = parse_json(line)
-        _refuse_other_kinds(record)
         crc = _crc_in(line)
         if (crc is None) != (before is None):
             raise ValueError("its checksum is missing, or that of the line before it")
         if before is not None and crc != zlib.crc32(line[:-_LINK_LENGTH] + b"}", before):
             raise ValueError("it was changed since it was written, or a line before it was removed")
+        refuse_other_kinds(record)
+        if earlier:
+            refuse_other_place(record, earlier[0], earlier[-1])
     except (ValueError, TypeError, KeyError) as error:  # of JSON, or the encoding
-        raise RunError(
-            f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
-            f"puts it right from the run's checkpoint; without one, restore it from a copy, or "
-            f"leave the run out."
-        ) from error
+        raise _damage(file, where, error) from error
     if before is not None:
         del record[_CRC]
     return record
 
 
-def _refuse_other_kinds(record: Mapping[str, Any]) -> None:
-    """Refuses values that no run writes, before somebody calculates with them."""
-    if type(record["round"]) is not int or record["round"] < 0:
-        raise ValueError("round is no whole number")
-    if not isinstance(record.get("clients", []), list):
-        raise TypeError("clients is no list")
-    refused = record.get("refused", {})
-    if not isinstance(refused, dict) or not all(isinstance(why, str) for why in refused.values()):
-        raise TypeError("refused holds no reasons")
-    for name in _NUMBERS & record.keys():
-        if type(record[name]) not in (int, float, type(None)):
-            raise TypeError(f"{name} is no number")
+def _damage(file: Path, where: str, error: Exception) -> RunError:
+    return RunError(
+        f"{file} is damaged in its {where} ({type(error).__name__}: {error}). `fedvarp resume` "
+        f"puts it right from the run's checkpoint; without one, restore it from a copy, or "
+        f"leave the run out."
+    )

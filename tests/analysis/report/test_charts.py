@@ -9,6 +9,8 @@ import pytest
 from fedvarp.analysis.groups import group_runs
 from fedvarp.analysis.report.charts import Chart, all_charts
 from fedvarp.analysis.runs import read_runs
+from fedvarp.runs.directory import RunDirectory
+from fedvarp.runs.journal import lines_of, read_lines
 from some_runs import write_run
 
 
@@ -58,3 +60,22 @@ def test_what_is_the_same_for_all_algorithms_is_drawn_once(real_runs: Path) -> N
     assert bars["name"] == "all algorithms"
     # MIFA and FedVARP have equal tables; FedAvg has none.
     assert [line["groups"] for line in chart(real_runs, "memory")["lines"]] == [[0], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("last", "there"), [([0.5, 0.25], True), ([0.5], False), ([], False), (None, False)]
+)
+def test_clients_are_drawn_where_all_seeds_have_equally_many(
+    tmp_path: Path, last: list[float] | None, there: bool
+) -> None:
+    for seed, values in enumerate(([0.5, 0.75], last)):
+        file = RunDirectory(write_run(tmp_path / f"{seed}", [0.1, 0.2], seed=seed)).metrics_file
+        records = read_lines(file)
+        records[-1]["by_client"] = {} if values is None else {"train_loss": values}
+        file.write_bytes(lines_of(records, chained=False))
+    drawn = [
+        one["lines"]
+        for one in all_charts(group_runs(read_runs([tmp_path])[0]))
+        if one["id"] == "by-client"
+    ]
+    assert [line[0]["y"] for line in drawn] == ([[0.375, 0.625]] if there else [])

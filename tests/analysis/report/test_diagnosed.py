@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fedvarp.analysis.groups import group_runs
 from fedvarp.analysis.report.diagnosed import DIAGNOSIS_FILE, ReadDiagnosis, read_diagnoses
 from fedvarp.analysis.runs import read_runs
 from fedvarp.analysis.styles import CAUSES
+from fedvarp.analysis.templating import render
 from fedvarp.runs.errors import RunError
+from hostile_json import any_json
 from some_runs import write_run
 
 
@@ -79,3 +83,46 @@ def test_a_damaged_file_is_named_with_the_way_out(run: Path, content: bytes) -> 
     (run / DIAGNOSIS_FILE).write_bytes(content)
     with pytest.raises(RunError, match=r"diagnosis\.json is damaged.*diagnose .*anew"):
         diagnoses(run)
+
+
+HUGE = 10**400  # which JSON can hold and no float
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"advice": 5},
+        {"advice": None},
+        {"advice": "Do this."},
+        {"advice": [["Do this."]]},
+        {"client_lr": HUGE},
+        {"allowed_client_lr": {"fedavg": HUGE}},
+        {"step_errors": {"fedavg": error(HUGE, 0, 0)}},
+        {"terms_at_allowed_lr": {"fedavg": error(HUGE, 0, 0)}},
+        {"curve": [{"num_clusters": 2, "sigma_K2": HUGE, "share_removed": 0.75}]},
+        {"table_bytes": {"2": {"float32": HUGE, "int8": 2000}}},
+    ],
+)
+def test_what_no_diagnosis_writes_is_damage(run: Path, wrong: dict[str, Any]) -> None:
+    (run / DIAGNOSIS_FILE).write_text(json.dumps(FOUND | wrong))
+    with pytest.raises(RunError, match=r"diagnosis\.json is damaged.*diagnose .*anew"):
+        diagnoses(run)
+
+
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(name=st.sampled_from(sorted({*FOUND, "remedies", "trust"})), value=any_json)
+def test_whatever_it_holds_it_is_shown_or_named_as_damaged(
+    run: Path, name: str, value: object
+) -> None:
+    (run / DIAGNOSIS_FILE).write_text(json.dumps(FOUND | {name: value}))
+    said = DIAGNOSIS_FILE
+    try:
+        for found in diagnoses(run):
+            render("diagnosis.html", diagnosis=found, causes=CAUSES)
+    except RunError as damage:
+        said = str(damage)
+    assert DIAGNOSIS_FILE in said

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedvarp.analysis.groups import group_runs
-from fedvarp.analysis.report.participation import participation, staleness
+from fedvarp.analysis.report.participation import clients_by_times, participation, staleness
 from fedvarp.analysis.runs import read_runs
 from fedvarp.runs.directory import RunDirectory
 from some_runs import write_run
@@ -51,3 +51,23 @@ def test_participation_of_real_runs_against_a_loop_over_all_clients(real_runs: P
             assert found.mean_staleness[t - 1] == pytest.approx((t - last).mean())
             assert found.max_staleness[t - 1] == (t - last).max()
         assert found.counts.tolist() == np.bincount(times).tolist()
+
+
+def test_memory_grows_with_those_who_took_part_and_not_with_the_number_a_file_tells() -> None:
+    """Of 10**13 clients two took part once and one twice; an int64 for each would be 80 TB."""
+    counts = clients_by_times([[0, 10**12], [0, 3]], num_clients=10**13)
+    assert counts.tolist() == [10**13 - 3, 2, 1]
+
+
+def test_seeds_that_tell_different_numbers_of_clients_are_counted_by_the_most(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path / "0", [0.1, 0.2], seed=0, clients=(0, 1))
+    many = RunDirectory(write_run(tmp_path / "1", [0.1, 0.2], seed=1, clients=(8, 9)))
+    text = many.metrics_file.read_text().replace('"num_clients": 4', '"num_clients": 10')
+    many.metrics_file.write_text(text)
+    (group,) = group_runs(read_runs([tmp_path])[0])
+    found = participation(group)
+    assert found is not None
+    assert found.num_clients == 10
+    assert found.counts.tolist() == [8] + [0] * 9 + [2]

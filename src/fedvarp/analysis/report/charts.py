@@ -108,7 +108,10 @@ def _clients_charts(groups: Sequence[Group]) -> list[Chart]:
             if not all(found):
                 continue
             name = "train_accuracy" if "train_accuracy" in found[0][0] else "train_loss"
-            each = np.array([last[name] for (last,) in found], dtype=np.float64) * scale_of(name)
+            values = [last.get(name, []) for (last,) in found]
+            if not values[0] or len(set(map(len, values))) > 1:
+                continue  # not measured, or the seeds have unequally many: there is no mean
+            each = np.array(values, dtype=np.float64) * scale_of(name)
             mean = np.mean(np.sort(each) if what == "client" else each, axis=0)
             line = {"groups": [i], "x": {"rounds": list(range(len(mean)))}, "y": _numbers(mean)}
             lines.append(line | {"label": metric_label(name)})

@@ -104,7 +104,7 @@ def _read(run: Run) -> ReadDiagnosis:
     file = run.path / DIAGNOSIS_FILE
     try:
         return _laid_out(run, parse_json(file.read_text(encoding="utf-8")))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RunError(
             f"{file} is damaged ({type(error).__name__}: {error}). `fedvarp diagnose {run.path}` "
             f"writes it anew; or move it away."
@@ -112,7 +112,9 @@ def _read(run: Run) -> ReadDiagnosis:
 
 
 def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
-    measured = found["measured"]
+    measured, advice = found["measured"], found["advice"]
+    if not isinstance(advice, list) or not all(isinstance(line, str) for line in advice):
+        raise TypeError("advice holds no sentences")
     charts = []
     if found["step_errors"]:
         errors = dict(found["step_errors"])
@@ -130,7 +132,7 @@ def _laid_out(run: Run, found: Mapping[str, Any]) -> ReadDiagnosis:
         trust=trust_table(found["trust"]) if found.get("trust") else None,
         remedies=_remedies(found["remedies"]) if found.get("remedies") else None,
         clusters=_clusters(found) if found["curve"] else None,
-        advice=found["advice"],
+        advice=advice,
     )
 
 

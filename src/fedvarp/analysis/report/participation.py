@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,39 +48,43 @@ def participation(group: Group) -> Participation | None:
         group: The runs.
 
     Returns:
-        How its clients took part; None where a run does not name the clients of its rounds.
+        How its clients took part; None where a run does not name the clients of all its rounds.
     """
     end = int(group.rounds[-1])
     cohorts = [_cohorts(run.metrics, end) for run in group.runs]
-    if not all(cohorts):
+    if not all(cohorts) or len(set(map(len, cohorts))) > 1:
         return None
     num_clients = _num_clients(group, cohorts)
-    times = [times_taken_part(one, num_clients) for one in cohorts]
-    most = max(int(count.max()) for count in times)
+    times = [clients_by_times(one, num_clients) for one in cohorts]
+    longest = max(map(len, times))
     waits = [staleness(one, num_clients) for one in cohorts]
     return Participation(
         num_clients=num_clients,
-        counts=np.mean([np.bincount(count, minlength=most + 1) for count in times], axis=0),
+        counts=np.mean([np.pad(count, (0, longest - len(count))) for count in times], axis=0),
         mean_staleness=np.mean([mean for mean, _ in waits], axis=0),
-        max_staleness=np.max([longest for _, longest in waits], axis=0),
+        max_staleness=np.max([stalest for _, stalest in waits], axis=0),
     )
 
 
-def times_taken_part(cohorts: Sequence[Sequence[int]], num_clients: int) -> NDArray[np.int64]:
-    """Counts in how many of the rounds each client took part.
+def clients_by_times(cohorts: Sequence[Sequence[int]], num_clients: int) -> NDArray[np.int64]:
+    """Counts how many clients took part in none of the rounds, in one, in two and so on.
+
+    Memory grows with those who took part and not with N, which is what a file says it is.
 
     Args:
         cohorts: The clients of each round.
         num_clients: N.
 
     Returns:
-        (N,) the counts.
+        (K,) the counts.
 
-    >>> times_taken_part([[0, 2], [2]], num_clients=4)
-    array([1, 0, 2, 0])
+    >>> clients_by_times([[0, 2], [2]], num_clients=4)
+    array([2, 1, 1])
     """
-    everyone = [client for clients in cohorts for client in clients]
-    return np.bincount(np.array(everyone, dtype=np.int64), minlength=num_clients)
+    times = Counter(itertools.chain.from_iterable(cohorts))
+    counts = np.bincount(np.array([*times.values()], dtype=np.int64), minlength=1)
+    counts[0] = num_clients - len(times)
+    return counts
 
 
 def staleness(cohorts: Sequence[Sequence[int]], num_clients: int) -> tuple[Floats, Floats]:
@@ -119,8 +125,8 @@ def _cohorts(metrics: Sequence[Record], end: int) -> list[list[int]]:
 
 
 def _num_clients(group: Group, cohorts: Sequence[Sequence[Sequence[int]]]) -> int:
-    """N as the first record tells it; else what the highest client number seen implies."""
-    told = group.runs[0].metrics[0].get("num_clients")
-    if told is not None:
-        return int(told)
-    return 1 + max((c for one in cohorts for clients in one for c in clients), default=0)
+    """N as the first records tell it, and never less than the client numbers seen imply."""
+    told = (run.metrics[0].get("num_clients", 0) for run in group.runs)
+    seen = (client + 1 for one in cohorts for clients in one for client in clients)
+    most: int = max(1, *told, max(seen, default=0))
+    return most
