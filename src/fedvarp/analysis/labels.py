@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fedvarp.analysis.setting_kinds import is_of_the_method
 from fedvarp.analysis.units import in_short, in_short_apart
 
 _LONGEST_LIST: Final = 8  # that a label writes out
@@ -16,7 +17,8 @@ _HASH: Final = re.compile(r"\b(?:sha256 )?([0-9a-f]{8})(?:[0-9a-f]{4}){1,2}\b(?:
 def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     """Of the settings in which groups differ, those that say how, if they suffice.
 
-    Hashes do not, nor does an option of something chosen that all have who chose it.
+    Hashes do not, nor does an option of something chosen that all have who chose it, nor one of
+    the task that some runs were made without, before there was such a setting.
 
     Args:
         apart: The names of the settings in which they differ.
@@ -31,6 +33,9 @@ def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]
     >>> telling_settings(["server.name", "server.tau"], [{"server.name": "sgd"}, {
     ...     "server.name": "adam", "server.tau": 0.001}])
     ['server.name']
+    >>> telling_settings(["model.classes", "table.rows"], [{}, {
+    ...     "model.classes": 10, "table.rows": "last_layer"}])
+    ['table.rows']
     """
     values = {name: [mine.get(name) for mine in settings] for name in apart}
     plain = [
@@ -45,7 +50,8 @@ def telling_settings(apart: Sequence[str], settings: Sequence[Mapping[str, Any]]
 
 def _comes_with_a_choice(name: str, found: Sequence[Any], apart: Sequence[str]) -> bool:
     chosen, given = f"{name.rpartition('.')[0]}.name", [v for v in found if v is not None]
-    return chosen in apart and len(given) < len(found) and all(v == given[0] for v in given)
+    is_choice = chosen in apart or not is_of_the_method(name)
+    return is_choice and len(given) < len(found) and all(v == given[0] for v in given)
 
 
 def shown_value(value: Any) -> str:
