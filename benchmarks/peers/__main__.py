@@ -82,6 +82,7 @@ def entries(peers: Sequence[Peer], folder: Path) -> Mapping[str, Entry]:
 def main() -> None:
     """Installs what is missing, then prints the table of each workload."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--workload", choices=["W1", "W2"], help="both unless given")
     parser.add_argument("--starts", type=int, default=3, help="of each contestant, 3 unless given")
     parser.add_argument("--turns", type=int, default=7, help="after each start, 7 unless given")
     given = parser.parse_args()
@@ -93,6 +94,8 @@ def main() -> None:
         (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
         (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=10)),
     ):
+        if given.workload not in (None, workload.name):
+            continue
         names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
         show(
             trainers.contest(
