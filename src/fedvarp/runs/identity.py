@@ -167,6 +167,8 @@ def with_later_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> with_later_settings({"server": {"lr": 1.0, "momentum": 0.0}})
     {'server': {'name': 'sgd', 'lr': 1.0, 'momentum': 0.0}}
+    >>> with_later_settings({"table": {"codec": "float32"}})
+    {'table': {'rows': 'all', 'codec': 'float32'}}
 
     Args:
         settings: Nested, as config.toml has them.
@@ -174,10 +176,12 @@ def with_later_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The same, with what the run had no choice about.
     """
-    server = settings.get("server")
-    if not isinstance(server, Mapping) or "momentum" not in server:  # which was always written
-        return dict(settings)
-    return {**settings, "server": {"name": "sgd", **server}}
+    later, server, table = dict(settings), settings.get("server"), settings.get("table")
+    if isinstance(server, Mapping) and "momentum" in server:  # which was always written
+        later["server"] = {"name": "sgd", **server}
+    if isinstance(table, Mapping) and "codec" in table:  # likewise
+        later["table"] = {"rows": "all", **table}
+    return later
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
