@@ -94,7 +94,7 @@ def main() -> None:
         (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
         (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=10)),
     ):
-        if given.workload not in (None, workload.name):
+        if given.workload not in (None, workload.settings.name):
             continue
         names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
         show(

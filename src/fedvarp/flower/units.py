@@ -28,8 +28,8 @@ class UpdateUnits:
     Where the rate of a round is known from is settled by the first round, since mixed units would
     make nonsense of the table: from what all of its replies report, if there are three at least or
     nothing was sent; else from the configuration that was sent to its clients; else it is the
-    setting. Then η(t) is the median of a round's
-    reports, and who is silent is taken to use it; or what was sent with the round.
+    setting. Then η(t) is the median of a round's reports, and who is silent is taken to use it; or
+    what was sent with the round.
 
     What clients report is believed as far as `claims` says.
 
