@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedvarp.experiments.files import load_settings
 from fedvarp.settings.problems import SettingsError
-from fedvarp.system.parsing import parse_json, parse_toml
+from fedvarp.system.parsing import is_text, parse_json, parse_toml
 
 
 def _lists(depth: int) -> str:
@@ -71,3 +71,14 @@ def test_a_settings_file_that_is_too_deep_is_refused_by_its_name(
 
     with pytest.raises(SettingsError, match=r"deep\.toml .* 50 levels"):
         load_settings(str(file))
+
+
+def test_text_is_told_from_what_is_gone_or_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "note.txt"
+    assert not is_text(file)
+    file.write_text("é", encoding="utf-8")
+    assert is_text(file)
+    assert not is_text(file / "below-a-file.txt")
+    for damaged in (b"\x8a", b"a\0b"):
+        file.write_bytes(damaged)
+        assert not is_text(file)

@@ -61,7 +61,7 @@ def is_text(file: Path) -> bool:
     """
     try:
         return "\0" not in file.read_text(encoding="utf-8")
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return False
 
 
