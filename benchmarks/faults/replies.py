@@ -29,6 +29,7 @@ from benchmarks import ROOT
 from benchmarks.faults.bad_replies import BROKEN, PLAUSIBLE, SHAPES, Forger
 from benchmarks.timing import show
 from fedvarp import FedvarpError, flower
+from fedvarp.flower.identity import KnownClients
 
 if TYPE_CHECKING:
     from flower.in_process import InProcessGrid  # type: ignore[attr-defined, unused-ignore]
@@ -99,7 +100,8 @@ class Federation:
         self.counts, self._kinds = counts, tuple(cycle(some) for some in kinds)
         drawn = np.random.default_rng(seed).normal(size=(HONEST + LIARS, 4, 4))
         self.centres = [{"weight": c[:, :3], "bias": c[:, 3]} for c in drawn]
-        self.grid: InProcessGrid = InProcessGrid(self._app(), tamper=self._tamper)
+        order = random.Random(seed)
+        self.grid: InProcessGrid = InProcessGrid(self._app(), tamper=self._tamper, chance=order)
         for number in range(HONEST + LIARS):
             self.grid.connect(1000 + number, {"partition-id": number})
         self._forger = Forger(random.Random(seed), {})
@@ -174,6 +176,7 @@ def run(name: str, federation: Federation, rounds: int) -> None:
         try:
             federation.begin_round(arrays)
             used.clear()
+            held = _held_elsewhere(strategy.clients)
             messages = strategy.configure_train(t, arrays, ConfigRecord(), federation.grid)
             given = strategy.aggregate_train(t, federation.grid.send_and_receive(messages))[0]
             arrays = arrays if given is None else given
@@ -183,7 +186,7 @@ def run(name: str, federation: Federation, rounds: int) -> None:
         except Exception as foreign:
             counts.foreign.append(f"{name}, round {t}, {federation.sent}: {foreign!r}")
             return
-        _judge(federation, used)
+        _judge(federation, used, held)
         if t > rounds // 2:
             away = federation.distance(arrays, strategy.weighting)
             counts.furthest[name] = max(counts.furthest.get(name, 0.0), away)
@@ -192,14 +195,20 @@ def run(name: str, federation: Federation, rounds: int) -> None:
         counts.rows = max(counts.rows, table.tables()[0].num_rows)
 
 
-def _judge(federation: Federation, used: set[int]) -> None:
+def _held_elsewhere(clients: KnownClients) -> set[int]:
+    """Honest nodes whose name a liar got hold of in an earlier round."""
+    names = ((1000 + number, clients.named(str(number))) for number in range(HONEST))
+    return {node for node, client in names if client is not None and client.node != node}
+
+
+def _judge(federation: Federation, used: set[int], held: set[int]) -> None:
     """Who was used that should not be, and the other way round."""
     counts, sent = federation.counts, federation.sent
     names_taken = any(kind == "another's name" for kind in sent.values())
     for node, kind in sent.items():
         if kind in BROKEN and node in used:
             counts.used[kind] += 1
-        if kind == "honest" and node not in used and not names_taken:
+        if kind == "honest" and node not in used and not names_taken and node not in held:
             counts.lost[str(node)] += 1
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 from flwr.app import (
     ArrayRecord,
@@ -44,11 +44,13 @@ class InProcessGrid(Grid):
     Attributes:
         app: What every node runs.
         tamper: Changes a reply on its way, or delays it: (reply) → replies that arrive now.
+        chance: Decides who answers first.
     """
 
     app: ClientApp
     nodes: dict[int, Node] = field(default_factory=dict)
     tamper: Callable[[Message], Iterable[Message]] | None = None
+    chance: random.Random = field(default_factory=random.Random)
     pushed: list[Message] = field(default_factory=list)
     _waiting: dict[str, Message] = field(default_factory=dict)
 
@@ -104,7 +106,7 @@ class InProcessGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            message.metadata.__dict__["_message_id"] = f"{self.chance.getrandbits(128):032x}"
             self._waiting[message.metadata.message_id] = message
             self.pushed.append(message)
             ids.append(message.metadata.message_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,13 @@ def test_files_have_the_mode_of_their_neighbours(tmp_path: Path) -> None:
     (tmp_path / "neighbour").touch()
     write_whole(tmp_path / "whole", b"")
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "neighbour").stat().st_mode
+
+
+def test_of_many_writers_at_once_none_fails_and_none_mixes_with_another(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    contents = [letter * 100_000 for letter in "abcdefgh"]
+    with ThreadPoolExecutor(len(contents)) as writers:
+        for _ in range(5):
+            list(writers.map(lambda content: write_whole(file, content), contents))
+            assert file.read_text() in contents
+    assert list(tmp_path.iterdir()) == [file]
