@@ -17,6 +17,7 @@ from benchmarks import (
     cohorts,
     commits,
     local_step,
+    restoring,
     server_update,
     sizing,
     whole_commands,
@@ -268,6 +269,25 @@ def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
     assert counts.faults == 0
 
 
+def test_bad_replies_come_in_the_same_order_again_and_a_name_may_be_held_by_a_liar() -> None:
+    from benchmarks.faults import bad_replies, replies
+
+    def attacked(seed: int, first: str) -> tuple[replies.Counts, replies.Federation]:
+        others = [kind for kind in bad_replies.PLAUSIBLE if kind != first]
+        federation = replies.Federation(
+            seed, (list(bad_replies.BROKEN), [first, *others]), replies.Counts()
+        )
+        replies.run("SCAFFOLD", federation, rounds=3)
+        return federation.counts, federation
+
+    for seed in range(4):  # in some of them the liar is first, and known by the name
+        counts, federation = attacked(seed, "another's name")
+        again, same = attacked(seed, "another's name")
+        assert (counts.thrown, counts.furthest) == (again.thrown, again.furthest)
+        assert federation.sent == same.sent
+        assert counts.lost == {}
+
+
 def test_a_local_step_is_the_same_in_every_way_to_take_it() -> None:
     net, x = initialised(LeNet5, seed=0), torch.randn(4, 3, 32, 32)
     for forward in (
@@ -282,6 +302,13 @@ def test_a_local_step_is_the_same_in_every_way_to_take_it() -> None:
 def test_cohorts_tell_time_and_memory() -> None:
     found = cohorts.rounds("LeNet-5", 2, 1, 10, "fedvarp", repeats=1)
     assert found["seconds"] > 0 < found["peak_mb"]
+
+
+def test_restoring_tells_what_either_place_of_rows_takes() -> None:
+    found = restoring.measure(num_clients=50, dim=8, repeats=1)
+    assert "50 rows" in found
+    assert "memory" in found
+    assert "disk" in found
 
 
 def test_commits_beside_training_and_the_server_of_a_small_round() -> None:

@@ -12,7 +12,9 @@ import pytest
 from fedvarp import LocalSGD, StoreError
 from fedvarp.errors import DamageWarning
 from fedvarp.models import Quadratic, quadratic_loss
+from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
+from fedvarp.runs.mendable import is_to_be_mended
 from fedvarp.server.server import Server
 from fedvarp.simulation.callbacks import Record
 from fedvarp.simulation.safekeeping import backup, verify
@@ -49,6 +51,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def wrong(run: Path) -> dict[str, str]:
     return {found.file: found.said for found in verify(run) if not found.is_sound}
+
+
+def test_a_run_of_python_that_nothing_happened_to_is_not_mended(run: Path) -> None:
+    assert not is_to_be_mended(RunDirectory(run))
+    cut = (run / "config.toml").read_text().rpartition("fsync")[0]
+    (run / "config.toml").write_text(cut)
+    assert is_to_be_mended(RunDirectory(run))
 
 
 def test_a_sound_run_is_sound_and_stays_as_it_is(run: Path) -> None:

@@ -95,8 +95,7 @@ def test_damage_to_all_that_three_rounds_wrote_costs_three_rounds(tmp_path: Path
     store = Store.open(tmp_path)
     undamaged = dict(store.items("rows"))
     store.close()
-    assert found.keys() == undamaged.keys()
-    assert all(torch.equal(found[key], undamaged[key]) for key in found)
+    assert found == undamaged
 
 
 def test_with_two_states_the_same_damage_is_refused(tmp_path: Path) -> None:

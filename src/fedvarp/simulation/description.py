@@ -48,7 +48,8 @@ def description(task: Task) -> dict[str, Any]:
     told["server_optimizer"] = content(task.server_optimizer, "server_optimizer")
     if is_of_a_library(type(task.server_optimizer)):
         del told["server_optimizer"]["kind"]  # what it says of itself begins with its name
-    return told | _trainer(task.trainer)
+    # Last, as in the settings of the command line: a file that ends with it was not cut off.
+    return told | _trainer(task.trainer) | {"recording": {"fsync": task.recording.fsync}}
 
 
 def behind_names(task: Task) -> dict[str, Any]:

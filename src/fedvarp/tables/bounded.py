@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -82,7 +83,10 @@ class OldestFirst:
             store: Where it was.
         """
         database = f"{_DATABASE}/{name}"
-        found = [(int(stamp.view(torch.int64)), int(key)) for key, stamp in store.items(database)]
+        found = [
+            (int.from_bytes(stamp, sys.byteorder, signed=True), int(key))
+            for key, stamp in store.items(database)
+        ]
         self._stamps = {row: stamp for stamp, row in sorted(found)}
         self._writes = 1 + max((stamp for stamp, _ in found), default=-1)
 

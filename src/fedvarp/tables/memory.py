@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -78,10 +79,16 @@ class MemoryTable(RowTable):
 
     def _adopt_rows(self, store: Store) -> None:
         size = self.codec.row_bytes(self.dim)
-        database = f"rows/{self.name}"
-        rows = {}
-        for key, row in store.items(database):
-            if len(row) != size:
-                raise StoreError(f"{store.path} has a row of {len(row)} bytes, not {size}.")
-            rows[int(key)] = row.to(self.device)
+        stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+        saved = store.items(f"rows/{self.name}")
+        rows: dict[int, Tensor] = {}
+        while some := dict(islice(saved, max(1, _SLAB_BYTES // stride))):
+            if wrong := [len(row) for row in some.values() if len(row) != size]:
+                raise StoreError(f"{store.path} has a row of {wrong[0]} bytes, not {size}.")
+            slab = np.zeros((len(some), stride), dtype=np.uint8)
+            slab[:, :size] = np.frombuffer(b"".join(some.values()), dtype=np.uint8).reshape(
+                -1, size
+            )
+            places = torch.from_numpy(slab).to(self.device)[:, :size].unbind()
+            rows.update(zip(map(int, some), places, strict=True))
         self._rows = rows
