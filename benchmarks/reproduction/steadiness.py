@@ -27,9 +27,11 @@ def text(arguments: Sequence[str]) -> str:
     parser.add_argument("runs", nargs="+", help="directories of runs, or that hold some")
     parser.add_argument("--targets", required=True, help="accuracies, with commas between them")
     parser.add_argument("--smooth", type=int, default=5, help="evaluations of a mean")
+    parser.add_argument("--ignore", action="append", default=[], help="as `fedvarp compare`")
     told = parser.parse_args(arguments)
     targets = [float(one) for one in told.targets.split(",")]
-    compared = {one: compare(told.runs, target=one, smooth=told.smooth) for one in targets}
+    how: dict[str, Any] = {"smooth": told.smooth, "ignore": told.ignore}
+    compared = {one: compare(told.runs, target=one, **how) for one in targets}
     return _by_target(compared).text() + _by_seed(compared[targets[-1]]).text()
 
 

@@ -48,6 +48,28 @@ def test_a_seed_of_the_data_is_part_of_the_task(tmp_path: Path) -> None:
         compare([tmp_path / "other"])
 
 
+def test_what_is_ignored_keeps_nobody_apart_and_is_said(tmp_path: Path) -> None:
+    for seed, setting in ((0, {}), (1, {"model": {"classes": 10}}), (2, {"model": {"width": 4}})):
+        write_run(tmp_path / str(seed), [0.1, 0.2], seed=seed, settings=setting)
+    with pytest.raises(RunError, match=r"model\.classes: not set"):
+        compare([tmp_path])
+    with pytest.raises(RunError, match=r"model\.width: not set"):
+        compare([tmp_path], ignore=["model.classes"])
+    for ignored in (["model.classes", "model.width"], ["model"]):
+        found = compare([tmp_path], ignore=ignored)
+        assert [run.seed for run in found.groups[0].runs] == [0, 1, 2]
+        assert any(ignored[0] in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("seed", "different runs"), ("algorithm", "different runs"), ("lr", "no run")]
+)
+def test_what_cannot_be_ignored_is_refused_by_name(tmp_path: Path, name: str, why: str) -> None:
+    write_run(tmp_path / "one", [0.1, 0.2])
+    with pytest.raises(RunError, match=rf"{name} cannot be ignored: .*{why}"):
+        compare([tmp_path], ignore=[name])
+
+
 def test_different_tasks_are_refused_with_their_differences(tmp_path: Path) -> None:
     write_run(tmp_path / "one", [0.1, 0.2], settings={"data": {"name": "digits"}})
     for seed in (0, 1):

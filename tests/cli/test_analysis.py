@@ -106,6 +106,7 @@ def test_several_directories_are_one_comparison(tmp_path: Path) -> None:
 def test_different_tasks_need_to_be_allowed(tmp_path: Path) -> None:
     one = write_run(tmp_path / "0", [0.1, 0.2])
     other = write_run(tmp_path / "1", [0.1, 0.2], settings={"clients_per_round": 9})
+    other_seed = write_run(tmp_path / "2", [0.1], seed=1, settings={"clients_per_round": 9})
     for command in (
         ("compare",),
         ("plot", "--out", tmp_path / "x.png"),
@@ -114,6 +115,7 @@ def test_different_tasks_need_to_be_allowed(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="different tasks"):
             type_(*command, one, other)
         type_(*command, one, other, "--allow-different")
+        type_(*command, one, other_seed, "--ignore", "clients_per_round")
     assert "clients_per_round" in type_("compare", one, other, "--allow-different")
 
 

@@ -71,6 +71,7 @@ def plot_against(
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
+    ignore: Sequence[str] = (),
     on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Draws the last evaluations of the runs against a setting.
@@ -85,6 +86,7 @@ def plot_against(
         smooth: Evaluations at the end of each run to take the mean of.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Takes runs that differ in their task beyond that setting.
+        ignore: Settings in which runs may differ and still be the same but for the seed.
         on_note: Told of each run that is left out.
 
     Returns:
@@ -96,7 +98,7 @@ def plot_against(
         ImportError: matplotlib is not installed.
     """
     refuse_format(Path(out))
-    lines = read_lines(paths, setting, allow_different, on_note)
+    lines = read_lines(paths, setting, allow_different, on_note, ignore)
     drawn = ablation_figure(
         lines, setting, metrics=metrics, smooth=smooth, log_loss=log_loss, title=title
     )
@@ -108,6 +110,7 @@ def read_lines(
     setting: str,
     allow_different: bool,
     on_note: Callable[[str], object] = warnings.warn,
+    ignore: Sequence[str] = (),
 ) -> list[Line]:
     """Reads runs, and makes one line of all that differ in the setting and the seed alone.
 
@@ -116,6 +119,7 @@ def read_lines(
         setting: Its dotted name.
         allow_different: Takes runs that differ in their task beyond that setting.
         on_note: Told of each run that is left out.
+        ignore: Settings that the runs are read without.
 
     Returns:
         The lines, in the order of the paper's legends.
@@ -126,7 +130,7 @@ def read_lines(
     """
     if setting in NO_AXIS:
         raise RunError(f"{NO_AXIS[setting]}: draw runs against another setting than {setting}.")
-    runs, notes = read_runs(paths)
+    runs, notes = read_runs(paths, ignore)
     for note in notes:
         on_note(note)
     values = [_value(run, setting) for run in runs]

@@ -141,6 +141,7 @@ def compare(
     smooth: Count = DEFAULT_SMOOTH,
     beside: str | None = None,
     allow_different: bool = False,
+    ignore: Sequence[str] = (),
 ) -> Comparison:
     """Compares runs of one task, grouped over seeds.
 
@@ -155,6 +156,8 @@ def compare(
             are several groups of it, the one that ends best.
         allow_different: Compares runs of different tasks too, and says in what they differ; those
             that one sweep tried need no permission.
+        ignore: Settings in which runs may differ and still be the same but for the seed, such as
+            one that earlier runs were made without.
 
     Returns:
         The figures of each group, and notes.
@@ -164,7 +167,9 @@ def compare(
             to be shown beside, or the target cannot be reached by any run: it is no accuracy, or
             was not recorded.
     """
-    runs, notes = read_runs(paths)
+    runs, notes = read_runs(paths, ignore)
+    if ignore:
+        notes.append(f"Runs may differ in {', '.join(ignore)}: nobody looked.")
     if not allow_different:
         refuse_different_tasks(runs)
     if differences := task_differences(runs):

@@ -53,6 +53,7 @@ def plot(
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
+    ignore: Sequence[str] = (),
     on_note: Callable[[str], object] = warnings.warn,
 ) -> Any:
     """Draws the curves of some runs; drawing the same runs again gives the same bytes.
@@ -70,6 +71,7 @@ def plot(
         smooth: Draws the running mean over as many evaluations.
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Draws runs of different tasks into one figure.
+        ignore: Settings in which runs may differ and still be the same but for the seed.
         on_note: Told of each run that is left out.
 
     Returns:
@@ -82,7 +84,7 @@ def plot(
     """
     if out is not None:
         refuse_format(Path(out))
-    runs, notes = read_runs(paths)
+    runs, notes = read_runs(paths, ignore)
     for note in notes:
         on_note(note)
     if not allow_different:

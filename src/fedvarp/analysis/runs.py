@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import SkipValidation
 
 from fedvarp.analysis.metric_names import METRICS
-from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
+from fedvarp.analysis.setting_kinds import TARGET_ACCURACY, belongs
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
@@ -201,16 +201,17 @@ class Run:
         return self
 
 
-def read_runs(paths: Paths) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Paths, ignore: Sequence[str] = ()) -> tuple[list[Run], list[str]]:
     """All runs among `paths` and below them, each once, and a note about each still empty.
 
     Args:
         paths: Run directories, directories that hold some, files of compacted runs, or what
             `simulate` returned; in a mapping, by what to call them.
+        ignore: Settings, or sections of them, that the runs are read without.
 
     Raises:
-        RunError: A path does not exist or holds no run, a run cannot be read, or there is nothing
-            to look at.
+        RunError: A path does not exist or holds no run, a run cannot be read, there is nothing
+            to look at, or no run has a setting to be ignored.
     """
     runs: dict[Path, Run] = {}
     notes: dict[str, None] = {}
@@ -231,7 +232,26 @@ def read_runs(paths: Paths) -> tuple[list[Run], list[str]]:
             if notes
             else "No run was named. Name run directories, or a directory that holds some."
         )
-    return list(runs.values()), list(notes)
+    return [_without(run, ignore) for run in _having(runs.values(), ignore)], list(notes)
+
+
+def _having(runs: Iterable[Run], names: Sequence[str]) -> list[Run]:
+    """Refuses settings that no run has, and those that say what a run is."""
+    found = list(runs)
+    for name in names:
+        if name in ("algorithm", "seed"):
+            raise RunError(f"{name} cannot be ignored: runs that differ in it are different runs.")
+        if not any(belongs(setting, [name]) for run in found for setting in run.settings):
+            raise RunError(
+                f"{name} cannot be ignored: no run has such a setting. Settings have their full "
+                f"names, such as local_sgd.lr; `fedvarp show RUN` tells those of a run."
+            )
+    return found
+
+
+def _without(run: Run, ignored: Sequence[str]) -> Run:
+    kept = {name: value for name, value in run.settings.items() if not belongs(name, ignored)}
+    return dataclasses.replace(run, settings=kept)
 
 
 def is_result(given: object) -> TypeGuard[Trained]:

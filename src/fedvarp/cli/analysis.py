@@ -38,6 +38,13 @@ Smooth = Annotated[
 AllowDifferent = Annotated[
     bool, typer.Option("--allow-different", help="Takes runs of different tasks too.")
 ]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SETTING",
+        help="Takes runs that differ in it for the same; repeatable.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,6 +72,7 @@ def compare(
         bool, typer.Option("--brief", help="Who got there first, and differences, if asked for.")
     ] = False,
     allow_different: AllowDifferent = False,
+    ignore: Ignore = None,
 ) -> None:
     """Prints who got where, how soon and at what cost, as means over seeds."""
     from fedvarp import analysis
@@ -76,6 +84,7 @@ def compare(
         smooth=smooth,
         beside=beside,
         allow_different=allow_different,
+        ignore=ignore or (),
     )
     typer.echo(analysis.formatted(compared, format, brief=brief), nl=False)
 
@@ -109,6 +118,7 @@ def plot(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Above the figure.")] = None,
     allow_different: AllowDifferent = False,
+    ignore: Ignore = None,
 ) -> None:
     """Draws training loss and test accuracy: the mean over seeds, and a band from low to high."""
     from fedvarp import analysis
@@ -123,6 +133,7 @@ def plot(
         "metrics": metric,
         "title": title,
         "allow_different": allow_different,
+        "ignore": ignore or (),
         "on_note": _remark,
     }
     with telling_new_folders(out):
@@ -153,6 +164,7 @@ def report(
     target_loss: TargetLoss = None,
     smooth: Smooth = 5,
     allow_different: AllowDifferent = False,
+    ignore: Ignore = None,
 ) -> None:
     """Writes one HTML page, complete in itself: curves to play with, tables, clients, settings.
 
@@ -173,6 +185,7 @@ def report(
         target_loss=target_loss,
         smooth=smooth,
         allow_different=allow_different,
+        ignore=ignore or (),
     )
     if out is None:
         _serve(Watcher(runs, compared, title), port)

@@ -80,6 +80,7 @@ def write_report(
     target_loss: float | None = None,
     smooth: Count = DEFAULT_SMOOTH,
     allow_different: bool = False,
+    ignore: Sequence[str] = (),
 ) -> Path:
     """Writes the page about some runs, whole or not at all.
 
@@ -94,6 +95,7 @@ def write_report(
         target_loss: A loss to count rounds to.
         smooth: Evaluations in the running mean of the second rule.
         allow_different: Takes runs of different tasks too.
+        ignore: Settings in which runs may differ and still be the same but for the seed.
 
     Returns:
         The file.
@@ -110,6 +112,7 @@ def write_report(
         target_loss=target_loss,
         smooth=smooth,
         allow_different=allow_different,
+        ignore=ignore,
     )
     return write_page(comparison, Path(out), title)
 
