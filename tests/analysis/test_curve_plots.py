@@ -99,6 +99,12 @@ def test_a_running_mean_over_more_evaluations_than_there_are_is_refused(tmp_path
         curves_figure(groups, smooth=4)
 
 
+@pytest.mark.parametrize("name", ["clients", "objective", "refused"])
+def test_what_is_recorded_and_no_number_is_refused_by_name(real_runs: Path, name: str) -> None:
+    with pytest.raises(RunError, match=f"No run recorded '{name}' as a number.*test_accuracy"):
+        plot(real_runs, metrics=[name])
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "0", [0.1, 0.2], seconds=None)
     with pytest.raises(RunError, match=r"does not end in \.png, \.svg, \.pdf"):

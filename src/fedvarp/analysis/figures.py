@@ -229,7 +229,7 @@ def known_metric(name: str, groups: Sequence[Group]) -> str:
     there = list(dict.fromkeys(figure for run in runs for figure in run.figures))
     near = get_close_matches(name, there, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise RunError(f"No run recorded {name!r}.{hint} There are {', '.join(there)}.")
+    raise RunError(f"No run recorded {name!r} as a number.{hint} There are {', '.join(there)}.")
 
 
 def need_matplotlib() -> None:

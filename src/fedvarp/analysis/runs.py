@@ -130,7 +130,8 @@ class Run:
 
     def records(self, name: str) -> bool:
         """Tells whether its evaluations measured a metric."""
-        return any(name in self.metrics[i] for i in self.evaluated)
+        values = [self.metrics[i][name] for i in self.evaluated if name in self.metrics[i]]
+        return any(value is None or isinstance(value, int | float) for value in values)
 
     def values(self, name: str) -> Floats:
         """Returns a metric at the evaluated rounds.
@@ -142,7 +143,8 @@ class Run:
             (E,) the values; NaN where it was not finite or not measured.
         """
         found = [self.metrics[i].get(name) for i in self.evaluated]
-        return np.array([np.nan if v is None else v for v in found], dtype=np.float64)
+        numbers = [v if isinstance(v, int | float) else np.nan for v in found]
+        return np.array(numbers, dtype=np.float64)
 
     @functools.cached_property
     def sent(self) -> Floats:
