@@ -49,13 +49,19 @@ class MemoryTable(RowTable):
     def _find(self, row: int) -> Tensor | None:
         return self._rows.get(row)
 
+    @property
+    def _slab_shape(self) -> tuple[int, int]:
+        """The bytes from one row of a slab to the next, and how many rows it has at most."""
+        stride = -(-self.codec.row_bytes(self.dim) // _ALIGNMENT) * _ALIGNMENT
+        return stride, max(1, _SLAB_BYTES // stride)
+
     def _blank(self) -> Tensor:
         if self._free:
             return self._free.pop()
         size = self.codec.row_bytes(self.dim)
         if self._taken == len(self._slab):
-            stride = -(-size // _ALIGNMENT) * _ALIGNMENT
-            count = max(1, min(_SLAB_BYTES // stride, 4 + len(self._rows)))
+            stride, at_most = self._slab_shape
+            count = min(at_most, 4 + len(self._rows))
             # NumPy's zeros are pages that take no memory until they are touched; torch's are not.
             zeros = torch.from_numpy(np.zeros((count, stride), dtype=np.uint8))
             self._slab, self._taken = zeros.to(self.device), 0
@@ -79,16 +85,15 @@ class MemoryTable(RowTable):
 
     def _adopt_rows(self, store: Store) -> None:
         size = self.codec.row_bytes(self.dim)
-        stride = -(-size // _ALIGNMENT) * _ALIGNMENT
+        stride, at_once = self._slab_shape
         saved = store.items(f"rows/{self.name}")
         rows: dict[int, Tensor] = {}
-        while some := dict(islice(saved, max(1, _SLAB_BYTES // stride))):
+        while some := dict(islice(saved, at_once)):
             if wrong := [len(row) for row in some.values() if len(row) != size]:
                 raise StoreError(f"{store.path} has a row of {wrong[0]} bytes, not {size}.")
             slab = np.zeros((len(some), stride), dtype=np.uint8)
-            slab[:, :size] = np.frombuffer(b"".join(some.values()), dtype=np.uint8).reshape(
-                -1, size
-            )
+            joined = np.frombuffer(b"".join(some.values()), dtype=np.uint8)
+            slab[:, :size] = joined.reshape(-1, size)
             places = torch.from_numpy(slab).to(self.device)[:, :size].unbind()
             rows.update(zip(map(int, some), places, strict=True))
         self._rows = rows
