@@ -272,20 +272,23 @@ def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
 def test_bad_replies_come_in_the_same_order_again_and_a_name_may_be_held_by_a_liar() -> None:
     from benchmarks.faults import bad_replies, replies
 
-    def attacked(seed: int, first: str) -> tuple[replies.Counts, replies.Federation]:
-        others = [kind for kind in bad_replies.PLAUSIBLE if kind != first]
-        federation = replies.Federation(
-            seed, (list(bad_replies.BROKEN), [first, *others]), replies.Counts()
-        )
+    def attacked(seed: int) -> tuple[replies.Counts, replies.Federation]:
+        plausible = sorted(bad_replies.PLAUSIBLE, key=lambda kind: kind != "another's name")
+        kinds = list(bad_replies.BROKEN), plausible  # somebody's name is taken in the first round
+        federation = replies.Federation(seed, kinds, replies.Counts())
         replies.run("SCAFFOLD", federation, rounds=3)
         return federation.counts, federation
 
-    for seed in range(4):  # in some of them the liar is first, and known by the name
-        counts, federation = attacked(seed, "another's name")
-        again, same = attacked(seed, "another's name")
+    not_used = 0
+    for seed in range(4):
+        (counts, federation), (again, same) = attacked(seed), attacked(seed)
         assert (counts.thrown, counts.furthest) == (again.thrown, again.furthest)
         assert federation.sent == same.sent
-        assert counts.lost == {}
+        assert (counts.foreign, counts.ended, counts.lost) == ([], [], {})
+        assert counts.held.total() == 3 * 20
+        assert counts.thrown.total() > 30
+        not_used += counts.held[True]
+    assert not_used > 4  # also in the round after, by whoever has the name
 
 
 def test_a_local_step_is_the_same_in_every_way_to_take_it() -> None:

@@ -63,6 +63,7 @@ class Counts:
         ended: Runs that ended before their last round.
         used: Broken replies that were used.
         lost: Honest replies that were not, though nobody had taken their name.
+        held: Honest replies that were not while a liar had their name; of so many in all.
         furthest: By strategy, the largest distance from the honest optimum in the second half of a
             run, in units of how far apart honest clients are.
         rows: The largest number of rows in a table of a run that says how many clients there are.
@@ -73,6 +74,7 @@ class Counts:
     ended: list[str] = field(default_factory=list)
     used: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    held: Counter[bool] = field(default_factory=Counter)
     furthest: dict[str, float] = field(default_factory=dict)
     rows: int = 0
 
@@ -97,6 +99,7 @@ class Federation:
         sys.path.insert(0, str(ROOT / "tests"))
         from flower.in_process import InProcessGrid
 
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self.counts, self._kinds = counts, tuple(cycle(some) for some in kinds)
         drawn = np.random.default_rng(seed).normal(size=(HONEST + LIARS, 4, 4))
         self.centres = [{"weight": c[:, :3], "bias": c[:, 3]} for c in drawn]
@@ -208,8 +211,11 @@ def _judge(federation: Federation, used: set[int], held: set[int]) -> None:
     for node, kind in sent.items():
         if kind in BROKEN and node in used:
             counts.used[kind] += 1
-        if kind == "honest" and node not in used and not names_taken and node not in held:
-            counts.lost[str(node)] += 1
+        if kind == "honest":
+            is_excused = names_taken or node in held
+            counts.held[is_excused and node not in used] += 1
+            counts.lost[str(node)] += node not in used and not is_excused
+    counts.lost += Counter()  # without zeros
 
 
 def campaign(count: int, seed: int = 0, rounds: int = ROUNDS) -> Counts:
@@ -223,7 +229,6 @@ def campaign(count: int, seed: int = 0, rounds: int = ROUNDS) -> Counts:
     Returns:
         What was seen.
     """
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     counts, chance = Counts(), random.Random(seed)
     while counts.thrown.total() < count:
@@ -261,7 +266,8 @@ def main(arguments: Sequence[str]) -> int:
         f"exceptions that are not ours: {len(counts.foreign)}\n"
         f"runs ended: {len(counts.ended)}\n"
         f"broken replies used: {counts.used.total()} {dict(counts.used)}\n"
-        f"honest replies not used: {counts.lost.total()} {dict(counts.lost)}\n"
+        f"honest replies not used: {counts.lost.total()} {dict(counts.lost)}; while a liar had "
+        f"their name: {counts.held[True]} of {counts.held.total():,}\n"
         f"rows at most: {counts.rows} for {HONEST + LIARS} nodes\n"
         "furthest from the honest optimum, in mean distances of a client from it:"
     )

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedvarp.analysis.ablation_plots import plot_against
 from fedvarp.analysis.comparison import compare
+from fedvarp.analysis.curve_plots import plot
 from fedvarp.analysis.groups import group_runs
 from fedvarp.analysis.runs import read_runs
 from fedvarp.runs.directory import RunDirectory
@@ -58,16 +60,44 @@ def test_what_is_ignored_keeps_nobody_apart_and_is_said(tmp_path: Path) -> None:
     for ignored in (["model.classes", "model.width"], ["model"]):
         found = compare([tmp_path], ignore=ignored)
         assert [run.seed for run in found.groups[0].runs] == [0, 1, 2]
-        assert any(ignored[0] in note for note in found.notes)
+        said = " ".join(found.notes)
+        assert "model.classes (unset, 10)" in said
+        assert "model.width (unset, 4)" in said
+    assert "in which no runs differ" in " ".join(compare([tmp_path / "1"], ignore="model").notes)
+    with pytest.warns(UserWarning, match=r"Ignored: model\.classes \(unset, 10\)"):
+        plot([tmp_path / "0", tmp_path / "1"], ignore="model")
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("seed", "different runs"), ("algorithm", "different runs"), ("lr", "no run")]
+    ("name", "why"),
+    [
+        ("seed", "seed cannot be ignored: .* different runs"),
+        ("algorithm", "algorithm cannot be ignored: .* different runs"),
+        ("rounds", "rounds need not be ignored"),
+        ("lr", "'lr' cannot be ignored: no run has"),
+    ],
 )
 def test_what_cannot_be_ignored_is_refused_by_name(tmp_path: Path, name: str, why: str) -> None:
     write_run(tmp_path / "one", [0.1, 0.2])
-    with pytest.raises(RunError, match=rf"{name} cannot be ignored: .*{why}"):
+    with pytest.raises(RunError, match=why):
         compare([tmp_path], ignore=[name])
+
+
+def test_what_is_ignored_is_still_known_where_it_says_when_a_run_ends(tmp_path: Path) -> None:
+    settings = {"rounds": 100, "evaluation": {"target_accuracy": 0.2, "every": 10}}
+    write_run(tmp_path / "one", [0.1, 0.2], settings=settings)
+    target = compare([tmp_path], ignore=["evaluation"]).target
+    assert target is not None
+    assert target.value == 0.2
+
+
+def test_who_differs_in_what_is_ignored_alone_is_told_to_ignore_less(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        write_run(tmp_path / str(lr), [0.1, 0.2], lr=lr)
+    with pytest.raises(RunError, match="ignore less"):
+        compare([tmp_path], ignore=["local_sgd.lr"])
+    with pytest.raises(RunError, match=r"local_sgd\.lr is ignored"):
+        plot_against(tmp_path, "local_sgd.lr", tmp_path / "x.png", ignore="local_sgd")
 
 
 def test_different_tasks_are_refused_with_their_differences(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,3 +58,42 @@ def test_of_many_writers_at_once_none_fails_and_none_mixes_with_another(tmp_path
             list(writers.map(lambda content: write_whole(file, content), contents))
             assert file.read_text() in contents
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_draft_of_somebody_who_was_killed_or_a_link_is_no_hindrance(tmp_path: Path) -> None:
+    file, draft, elsewhere = (tmp_path / name for name in ("x", "x.part", "elsewhere"))
+    elsewhere.write_text("not to be touched")
+
+    def half_written() -> None:
+        draft.write_text("much longer than what follows")
+
+    for made in (
+        half_written,
+        lambda: draft.symlink_to(elsewhere),
+        lambda: draft.hardlink_to(elsewhere),
+        lambda: os.mkfifo(draft),
+    ):
+        made()
+        write_whole(file, "new")
+        assert file.read_text() == "new"
+        assert not file.is_symlink()
+        assert elsewhere.read_text() == "not to be touched"
+        assert not draft.exists()
+
+
+def test_who_locks_the_folder_is_not_waited_for_and_who_never_ends_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # as flock(1) does
+    write_whole(tmp_path / "x", "new")
+    os.close(folder)
+    monkeypatch.setattr("fedvarp.system.whole_files._PATIENCE", 0.05)
+    with (tmp_path / "x.part").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"another process has been writing .*x\.part"):
+            write_whole(tmp_path / "x", "newer")
+    assert (tmp_path / "x").read_text() == "new"
+    write_whole(tmp_path / "x", "newer")  # once the other has died
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "x"]

@@ -27,7 +27,7 @@ from fedvarp.analysis.figures import (
 from fedvarp.analysis.groups import Group, group_runs, refuse_different_tasks
 from fedvarp.analysis.metric_names import METRICS, scale_of
 from fedvarp.analysis.runs import Floats, Paths, Run, read_runs
-from fedvarp.analysis.setting_kinds import NO_AXIS, axis_label, shown_name
+from fedvarp.analysis.setting_kinds import NO_AXIS, axis_label, belongs, shown_name
 from fedvarp.analysis.styles import Look
 from fedvarp.analysis.units import in_short
 from fedvarp.runs.errors import RunError
@@ -71,7 +71,7 @@ def plot_against(
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     on_note: Callable[[str], object] = warnings.warn,
 ) -> Path:
     """Draws the last evaluations of the runs against a setting.
@@ -87,7 +87,7 @@ def plot_against(
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Takes runs that differ in their task beyond that setting.
         ignore: Settings in which runs may differ and still be the same but for the seed.
-        on_note: Told of each run that is left out.
+        on_note: Told of each run that is left out, and of what is ignored.
 
     Returns:
         The file.
@@ -110,7 +110,7 @@ def read_lines(
     setting: str,
     allow_different: bool,
     on_note: Callable[[str], object] = warnings.warn,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
 ) -> list[Line]:
     """Reads runs, and makes one line of all that differ in the setting and the seed alone.
 
@@ -118,7 +118,7 @@ def read_lines(
         paths: Run directories, or directories that hold some.
         setting: Its dotted name.
         allow_different: Takes runs that differ in their task beyond that setting.
-        on_note: Told of each run that is left out.
+        on_note: Told of each run that is left out, and of what is ignored.
         ignore: Settings that the runs are read without.
 
     Returns:
@@ -130,6 +130,8 @@ def read_lines(
     """
     if setting in NO_AXIS:
         raise RunError(f"{NO_AXIS[setting]}: draw runs against another setting than {setting}.")
+    if belongs(setting, [ignore] if isinstance(ignore, str) else ignore):
+        raise RunError(f"{setting} is ignored, so runs cannot be drawn against it.")
     runs, notes = read_runs(paths, ignore)
     for note in notes:
         on_note(note)

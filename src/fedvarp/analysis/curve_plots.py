@@ -53,7 +53,7 @@ def plot(
     smooth: Count = 1,
     log_loss: bool = False,
     allow_different: bool = False,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     on_note: Callable[[str], object] = warnings.warn,
 ) -> Any:
     """Draws the curves of some runs; drawing the same runs again gives the same bytes.
@@ -72,7 +72,7 @@ def plot(
         log_loss: Draws losses on a logarithmic axis.
         allow_different: Draws runs of different tasks into one figure.
         ignore: Settings in which runs may differ and still be the same but for the seed.
-        on_note: Told of each run that is left out.
+        on_note: Told of each run that is left out, and of what is ignored.
 
     Returns:
         The file, or the figure of matplotlib, which a notebook shows.

@@ -306,8 +306,9 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
             raise RunError(
                 f"{one.path} and {other.path} have the same settings and the same seed "
                 f"({one.seed}), so they would count twice. Leave one out. If they do differ, it is "
-                f"in what config.toml does not hold, such as the initial weights: give them "
-                f'different seeds; in Python a name may stand for each: {{"mine": …}}.'
+                f"in what is ignored, or in what config.toml does not hold, such as the initial "
+                f"weights: ignore less, or give them different seeds; in Python a name may stand "
+                f'for each: {{"mine": …}}.'
             )
 
 

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SkipValidation
 
+from fedvarp.analysis.labels import shown_value
 from fedvarp.analysis.metric_names import METRICS
-from fedvarp.analysis.setting_kinds import TARGET_ACCURACY, belongs
+from fedvarp.analysis.setting_kinds import TARGET_ACCURACY, belongs, is_of_the_running
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
@@ -203,8 +204,8 @@ class Run:
         return self
 
 
-def read_runs(paths: Paths, ignore: Sequence[str] = ()) -> tuple[list[Run], list[str]]:
-    """All runs among `paths` and below them, each once, and a note about each still empty.
+def read_runs(paths: Paths, ignore: str | Sequence[str] = ()) -> tuple[list[Run], list[str]]:
+    """All runs among `paths` and below them, each once, and notes: what is empty or ignored.
 
     Args:
         paths: Run directories, directories that hold some, files of compacted runs, or what
@@ -213,7 +214,7 @@ def read_runs(paths: Paths, ignore: Sequence[str] = ()) -> tuple[list[Run], list
 
     Raises:
         RunError: A path does not exist or holds no run, a run cannot be read, there is nothing
-            to look at, or no run has a setting to be ignored.
+            to look at, or a setting cannot be ignored.
     """
     runs: dict[Path, Run] = {}
     notes: dict[str, None] = {}
@@ -234,26 +235,40 @@ def read_runs(paths: Paths, ignore: Sequence[str] = ()) -> tuple[list[Run], list
             if notes
             else "No run was named. Name run directories, or a directory that holds some."
         )
-    return [_without(run, ignore) for run in _having(runs.values(), ignore)], list(notes)
-
-
-def _having(runs: Iterable[Run], names: Sequence[str]) -> list[Run]:
-    """Refuses settings that no run has, and those that say what a run is."""
-    found = list(runs)
-    for name in names:
-        if name in ("algorithm", "seed"):
-            raise RunError(f"{name} cannot be ignored: runs that differ in it are different runs.")
-        if not any(belongs(setting, [name]) for run in found for setting in run.settings):
-            raise RunError(
-                f"{name} cannot be ignored: no run has such a setting. Settings have their full "
-                f"names, such as local_sgd.lr; `fedvarp show RUN` tells those of a run."
-            )
-    return found
+    names = [ignore] if isinstance(ignore, str) else list(dict.fromkeys(ignore))
+    kept = [_without(run, names) for run in runs.values()]
+    return kept, [*notes, *(_what_is_ignored(name, list(runs.values())) for name in names)]
 
 
 def _without(run: Run, ignored: Sequence[str]) -> Run:
-    kept = {name: value for name, value in run.settings.items() if not belongs(name, ignored)}
+    kept = {n: v for n, v in run.settings.items() if n not in _ignored(run, ignored)}
     return dataclasses.replace(run, settings=kept)
+
+
+def _ignored(run: Run, names: Sequence[str]) -> set[str]:
+    """What is ignored of a run's settings; those of the running keep no runs apart anyway."""
+    return {n for n in run.settings if belongs(n, names) and not is_of_the_running(n)}
+
+
+def _what_is_ignored(name: str, runs: Sequence[Run]) -> str:
+    """Says in what the runs differ that is ignored.
+
+    Raises:
+        RunError: They cannot differ in it, or it says what a run is.
+    """
+    if name in ("algorithm", "seed"):
+        raise RunError(f"{name} cannot be ignored: runs that differ in it are different runs.")
+    if is_of_the_running(name):
+        raise RunError(f"{name} need not be ignored: runs that differ in it may be compared.")
+    settings = sorted({setting for run in runs for setting in _ignored(run, [name])})
+    if not settings:
+        raise RunError(
+            f"{name!r} cannot be ignored: no run has such a setting. Settings have their full "
+            f"names, such as local_sgd.lr; `fedvarp show RUN` tells those of a run."
+        )
+    values = {n: dict.fromkeys(shown_value(r.settings.get(n)) for r in runs) for n in settings}
+    apart = [f"{n} ({', '.join(found)})" for n, found in values.items() if len(found) > 1]
+    return f"Ignored: {', '.join(apart) if apart else f'{name}, in which no runs differ'}."
 
 
 def is_result(given: object) -> TypeGuard[Trained]:

@@ -45,7 +45,12 @@ def recorded_figures(records: Iterable[Mapping[str, Any]]) -> list[str]:
     >>> recorded_figures([{"round": 0, "test_auc": 0.5, "test_loss": 2.3, "bytes_up": 0}])
     ['test_loss', 'test_auc']
     """
-    found = {name: None for record in records for name in record if name.startswith(MEASURED_ON)}
+    found = {
+        name: None
+        for record in records
+        for name, value in record.items()
+        if name.startswith(MEASURED_ON) and (value is None or isinstance(value, int | float))
+    }
     return [*(name for name in FIGURES if name in found), *(n for n in found if n not in FIGURES)]
 
 

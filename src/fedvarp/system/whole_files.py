@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+import stat
+import time
 from pathlib import Path
+from typing import Final
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+_PATIENCE: Final = 10.0  # seconds for another process that writes the same file
+_LOOK_EVERY: Final = 0.01
+_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
@@ -18,42 +25,79 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
     The content goes to a file beside it first, with ``.part`` behind its name, which then takes
     its place in one step. When this returns, a power failure does not undo it. Of two processes
-    that write the same file at once the later one waits for the other.
+    that write the same file at once one waits for the other, where the system can lock files.
 
     Args:
         file: Where; its folder must exist.
         content: Bytes, or a text that is written in UTF-8 with its line ends as they are.
 
     Raises:
-        OSError: The disk is full or the place cannot be written to. The older file is as it was,
-            and nothing is left beside it.
+        OSError: The disk is full, the place cannot be written to, or another process is at it and
+            does not come to an end. The older file is as it was, and nothing is left beside it.
     """
     draft = file.with_name(f"{file.name}.part")
-    with _alone_in(file.parent):
-        draft.unlink(missing_ok=True)  # of a process that was killed, or a link to somewhere else
-        try:
-            with draft.open("xb") as opened:
-                opened.write(content.encode("utf-8") if isinstance(content, str) else content)
-                opened.flush()
-                os.fsync(opened.fileno())  # or after a power failure the new name could be empty
-            draft.replace(file)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+    descriptor = _open_alone(draft)
+    try:
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(content.encode("utf-8") if isinstance(content, str) else content)
+            opened.flush()
+            os.fsync(descriptor)  # or a power failure could leave the new name without content
+            if fcntl is None:
+                opened.close()  # Windows renames no open file
+            draft.replace(file)  # while it is locked
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
     sync_folder(file.parent)
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One writer at a time, where the system can lock folders: no file is left that says so."""
-    with contextlib.ExitStack() as held:
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # not to be read, or a drive that locks no folders
-                opened = os.open(folder, os.O_RDONLY)
-                held.callback(os.close, opened)
-                fcntl.flock(opened, fcntl.LOCK_EX)
-                held.callback(fcntl.flock, opened, fcntl.LOCK_UN)  # or forked ones would keep it
-        yield
+def _open_alone(draft: Path) -> int:
+    """Opens a draft, empty: perhaps that of a process that was killed, never that of one at work.
+
+    The lock is on the draft itself, and goes with the process: no file is left that says so.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            found = draft.stat(follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                draft.unlink()  # a link to somewhere else, or no file
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | _NO_LINKS, 0o666)
+        try:
+            if _is_locked(descriptor) and _is_still(draft, descriptor):
+                os.ftruncate(descriptor, 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() > deadline:
+            said = f"another process has been writing it for {_PATIENCE:g} seconds"
+            raise BlockingIOError(errno.EAGAIN, said, str(draft))
+        time.sleep(_LOOK_EVERY)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Locks a file, if nobody else has; true as well where there are no locks."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network drives know no locks
+        return True
+    return True
+
+
+def _is_still(draft: Path, descriptor: int) -> bool:
+    """Whether a draft is the one that was opened: whoever had it may have put it in its place."""
+    opened = os.fstat(descriptor)
+    try:
+        found = draft.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def make_folder(folder: Path) -> None:

@@ -80,7 +80,7 @@ def write_report(
     target_loss: float | None = None,
     smooth: Count = DEFAULT_SMOOTH,
     allow_different: bool = False,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
 ) -> Path:
     """Writes the page about some runs, whole or not at all.
 
