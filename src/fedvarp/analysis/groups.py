@@ -229,7 +229,8 @@ def refuse_different_tasks(runs: Sequence[Run], same_start: bool = True) -> None
         listed += f"\n  and {more} more settings" if more > 0 else ""
         raise RunError(
             f"These runs are of different tasks:{listed}\nTake runs of one task, or ask for it all "
-            f"the same: --allow-different, in Python allow_different=True."
+            f"the same: --allow-different, in Python allow_different=True; where a difference does "
+            f"not matter, --ignore SETTING, in Python ignore=[…]."
         )
 
 
