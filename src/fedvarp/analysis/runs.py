@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SkipValidation
 
-from fedvarp.analysis.labels import shown_value
+from fedvarp.analysis.ignored import ignoring
 from fedvarp.analysis.metric_names import METRICS
-from fedvarp.analysis.setting_kinds import TARGET_ACCURACY, belongs, is_of_the_running
+from fedvarp.analysis.setting_kinds import TARGET_ACCURACY
 from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.divergence import Verdict, judged
 from fedvarp.runs.errors import RunError
-from fedvarp.runs.figures import recorded_figures
+from fedvarp.runs.figures import is_figure, recorded_figures
 from fedvarp.runs.finished import ending
 from fedvarp.runs.identity import flattened, nested, with_later_settings
 from fedvarp.runs.record_kinds import refuse_other_kinds, refuse_other_place
@@ -132,7 +132,7 @@ class Run:
     def records(self, name: str) -> bool:
         """Tells whether its evaluations measured a metric."""
         values = [self.metrics[i][name] for i in self.evaluated if name in self.metrics[i]]
-        return any(value is None or isinstance(value, int | float) for value in values)
+        return any(is_figure(value) for value in values)
 
     def values(self, name: str) -> Floats:
         """Returns a metric at the evaluated rounds.
@@ -235,40 +235,9 @@ def read_runs(paths: Paths, ignore: str | Sequence[str] = ()) -> tuple[list[Run]
             if notes
             else "No run was named. Name run directories, or a directory that holds some."
         )
-    names = [ignore] if isinstance(ignore, str) else list(dict.fromkeys(ignore))
-    kept = [_without(run, names) for run in runs.values()]
-    return kept, [*notes, *(_what_is_ignored(name, list(runs.values())) for name in names)]
-
-
-def _without(run: Run, ignored: Sequence[str]) -> Run:
-    kept = {n: v for n, v in run.settings.items() if n not in _ignored(run, ignored)}
-    return dataclasses.replace(run, settings=kept)
-
-
-def _ignored(run: Run, names: Sequence[str]) -> set[str]:
-    """What is ignored of a run's settings; those of the running keep no runs apart anyway."""
-    return {n for n in run.settings if belongs(n, names) and not is_of_the_running(n)}
-
-
-def _what_is_ignored(name: str, runs: Sequence[Run]) -> str:
-    """Says in what the runs differ that is ignored.
-
-    Raises:
-        RunError: They cannot differ in it, or it says what a run is.
-    """
-    if name in ("algorithm", "seed"):
-        raise RunError(f"{name} cannot be ignored: runs that differ in it are different runs.")
-    if is_of_the_running(name):
-        raise RunError(f"{name} need not be ignored: runs that differ in it may be compared.")
-    settings = sorted({setting for run in runs for setting in _ignored(run, [name])})
-    if not settings:
-        raise RunError(
-            f"{name!r} cannot be ignored: no run has such a setting. Settings have their full "
-            f"names, such as local_sgd.lr; `fedvarp show RUN` tells those of a run."
-        )
-    values = {n: dict.fromkeys(shown_value(r.settings.get(n)) for r in runs) for n in settings}
-    apart = [f"{n} ({', '.join(found)})" for n, found in values.items() if len(found) > 1]
-    return f"Ignored: {', '.join(apart) if apart else f'{name}, in which no runs differ'}."
+    told, kept = ignoring([run.settings for run in runs.values()], ignore)
+    pairs = zip(runs.values(), kept, strict=True)
+    return [dataclasses.replace(one, settings=some) for one, some in pairs], [*notes, *told]
 
 
 def is_result(given: object) -> TypeGuard[Trained]:

@@ -49,9 +49,14 @@ def recorded_figures(records: Iterable[Mapping[str, Any]]) -> list[str]:
         name: None
         for record in records
         for name, value in record.items()
-        if name.startswith(MEASURED_ON) and (value is None or isinstance(value, int | float))
+        if name.startswith(MEASURED_ON) and is_figure(value)
     }
     return [*(name for name in FIGURES if name in found), *(n for n in found if n not in FIGURES)]
+
+
+def is_figure(value: object) -> bool:
+    """Whether a record's value is a number, or None in place of one that is not finite."""
+    return value is None or isinstance(value, int | float)
 
 
 def higher_is_better(figure: str) -> bool:

@@ -79,14 +79,11 @@ def _open_alone(draft: Path) -> int:
 
 def _is_locked(descriptor: int) -> bool:
     """Locks a file, if nobody else has; true as well where there are no locks."""
-    if fcntl is None:
-        return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network drives know no locks
-        return True
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # some network drives know no locks
     return True
 
 

@@ -367,9 +367,8 @@ def from_json(content: Tensor | bytes | None) -> dict[str, Any]:
     """The JSON object that `as_json` made bytes of; empty where nothing is stored."""
     if content is None:
         return {}
-    found: dict[str, Any] = json.loads(
-        content if isinstance(content, bytes) else content.numpy().tobytes()
-    )
+    text = content if isinstance(content, bytes) else content.numpy().tobytes()
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
