@@ -136,8 +136,9 @@ class GpuTensor(Tensor):
                 func(*args, **kwargs)
         if _writes_to_the_first(func):
             return args[0]
-        if "out" in kwargs:
-            return kwargs["out"]
+        given = [kwargs[each.name] for each in func._schema.arguments if each.is_out]
+        if given:
+            return given[0] if len(given) == 1 else tuple(given)
         return tree_map(lambda t: cls(t) if there and isinstance(t, Tensor) else t, found)
 
 

@@ -46,7 +46,8 @@ def stream(seed: int, purpose: str, *key: int) -> torch.Generator:
     Returns:
         A generator at the beginning of its stream.
     """
-    words = np.frombuffer(_expanded(4 * _WORDS, seed, purpose, *key), dtype="<u4")
+    hashed = hashlib.shake_256(_name(seed, purpose, *key).encode()).digest(4 * _WORDS)
+    words = np.frombuffer(hashed, dtype="<u4")
     state = np.zeros(_STATE_BYTES, dtype=np.uint8)
     state[_LEFT_AT : _LEFT_AT + 8].view(np.int32)[:] = (1, 1)  # no words left to serve; seeded
     state[_WORDS_AT : _WORDS_AT + 8 * _WORDS].view(np.uint64)[:] = words
@@ -75,7 +76,9 @@ def shuffles(
     Returns:
         (clients, count, size) int64.
     """
-    hashed = [_expanded(8 * count * size, seed, purpose, round, client) for client in clients]
+    before = _name(seed, purpose, round)[:-1]  # of a client's own name
+    names = [f"{before}, {operator.index(client)}]" for client in clients]
+    hashed = [hashlib.shake_256(name.encode()).digest(8 * count * size) for name in names]
     words = np.frombuffer(b"".join(hashed), dtype="<u8").reshape(len(hashed), count, size)
     # A word ends in its own number: no two are equal, and sorting carries the numbers along.
     number = np.uint64((1 << (size - 1).bit_length()) - 1)
@@ -84,7 +87,6 @@ def shuffles(
     return torch.from_numpy((words & number).view(np.int64))
 
 
-def _expanded(num_bytes: int, seed: int, purpose: str, *key: int) -> bytes:
-    """Hashes a key to as many bytes as are needed; fewer are the beginning of more."""
-    name = json.dumps([operator.index(seed), purpose, *map(operator.index, key)])
-    return hashlib.shake_256(name.encode()).digest(num_bytes)
+def _name(seed: int, purpose: str, *key: int) -> str:
+    """What is hashed: two keys never have the same name."""
+    return json.dumps([operator.index(seed), purpose, *map(operator.index, key)])

@@ -40,6 +40,8 @@ class Cohort:
     @property
     def answering(self) -> Cohort:
         """The clients whose updates come back, with their weights."""
+        if bool(self.answers.all()):
+            return self
         weights = None if self.weights is None else self.weights[self.answers]
         return Cohort(self.clients[self.answers], self.answers[self.answers], weights)
 

@@ -208,10 +208,13 @@ class _IndexLists:
     def gathered(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
         """The indices of several clients, end to end, and how many each has."""
         chosen = torch.tensor(clients, dtype=torch.int64)
-        lengths = self.lengths[chosen]
+        starts, lengths = self.starts[chosen], self.lengths[chosen]
+        counts = lengths.tolist()
+        if len(set(counts)) == 1:  # a rectangle
+            return self.flat[(starts.unsqueeze(1) + torch.arange(counts[0])).flatten()], counts
         ends = lengths.cumsum(0)
-        shift = torch.repeat_interleave(self.starts[chosen] - ends + lengths, lengths)
-        return self.flat[shift + torch.arange(len(shift))], lengths.tolist()
+        shift = torch.repeat_interleave(starts - ends + lengths, lengths)
+        return self.flat[shift + torch.arange(len(shift))], counts
 
 
 def _indices(given: Sequence[int] | Tensor, client: int) -> Tensor:

@@ -246,7 +246,7 @@ class Server:
         """The replies that can be used, by client number: their order of arrival means nothing."""
         updates = replace(updates, measured=updates.largest_entries)  # one look for all to come
         clients = updates.clients.tolist()
-        numbers, dtype = updates.deltas.shape[1], updates.deltas.dtype
+        common = self._fault_of_all(updates.deltas)
         told = zip(
             clients,
             updates.num_steps.tolist(),
@@ -256,9 +256,7 @@ class Server:
             strict=True,
         )
         refused = {
-            client: why
-            for client, *claims in told
-            if (why := self._fault(numbers, dtype, claims)) is not None
+            client: why for client, *claims in told if (why := common or _fault(claims)) is not None
         }
         order = sorted(
             (m for m, client in enumerate(clients) if client not in refused),
@@ -266,24 +264,30 @@ class Server:
         )
         return updates if order == list(range(len(clients))) else updates.keep(order, refused)
 
-    def _fault(self, numbers: int, dtype: torch.dtype, claims: Sequence[float]) -> str | None:
-        """Why a reply cannot be used; None if it can."""
-        steps, gradients, examples, largest = claims
+    def _fault_of_all(self, deltas: Tensor) -> str | None:
+        """Why no reply can be used; None if it depends on the reply."""
+        numbers, dtype = deltas.shape[1], deltas.dtype
         if numbers != len(self.w):
             return f"its update has {numbers} numbers, the model has {len(self.w)}"
         if dtype != self.w.dtype:
             return f"its update is {dtype}, the model is {self.w.dtype}"
-        if not 1 <= steps <= MOST_STEPS:
-            return f"it reports {steps} local steps"
-        if not 0 < gradients < math.inf:
-            return f"it says that its update adds up {gradients:g} gradients"
-        if examples < 0:
-            return f"it reports {examples} examples"
-        if not math.isfinite(largest):
-            return "its update holds NaN or infinity: local training diverged; lower client_lr"
-        if largest > DIVERGED_ABOVE:
-            return f"its update reaches {largest:.1e}: local training diverged; lower client_lr"
         return None
+
+
+def _fault(claims: Sequence[float]) -> str | None:
+    """Why a reply cannot be used; None if it can."""
+    steps, gradients, examples, largest = claims
+    if not 1 <= steps <= MOST_STEPS:
+        return f"it reports {steps} local steps"
+    if not 0 < gradients < math.inf:
+        return f"it says that its update adds up {gradients:g} gradients"
+    if examples < 0:
+        return f"it reports {examples} examples"
+    if not math.isfinite(largest):
+        return "its update holds NaN or infinity: local training diverged; lower client_lr"
+    if largest > DIVERGED_ABOVE:
+        return f"its update reaches {largest:.1e}: local training diverged; lower client_lr"
+    return None
 
 
 def _refuse_overflow(updates: RoundUpdates) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -130,9 +131,13 @@ class Simulation:
             updates = dataclasses.replace(updates, weights=weighted)
         return dataclasses.replace(updates, scale=updates.scale * self.mean_steps)
 
+    @cached_property
+    def _learning_sampler(self) -> LearningSampler | None:
+        return self.sampler if isinstance(self.sampler, LearningSampler) else None
+
     def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
         """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
-        sampler = self.sampler if isinstance(self.sampler, LearningSampler) else None
+        sampler = self._learning_sampler
         residuals = None if sampler is None else self.server.residuals(updates)
         report = self.server.receive(updates)
         if sampler is not None and residuals is not None:
@@ -159,7 +164,7 @@ class Simulation:
             "local_loss": sum(losses) / len(losses) if losses else None,
             "num_steps": int(updates.num_steps.sum()),
             "bytes_down": len(cohort.clients) * aggregator.vectors_down * vector_bytes,
-            "bytes_up": len(cohort.answering.clients) * aggregator.vectors_up * vector_bytes,
+            "bytes_up": int(cohort.answers.sum()) * aggregator.vectors_up * vector_bytes,
             "server_bytes": self.server.num_bytes,
             **({} if aggregator.table is None else aggregator.table.metrics()),
             **({"clipped": len(report.clipped)} if isinstance(aggregator, Clipped) else {}),

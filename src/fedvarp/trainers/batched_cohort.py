@@ -30,10 +30,10 @@ class BatchedCohort:
     num_examples: list[int]
     num_steps: list[int]
     corrections: Tensor | None  # (M, d)
-    x: Tensor  # (n, ...), the examples of all clients
-    y: Tensor  # (n, ...)
+    x: Tensor  # (n, ...), the examples of all clients; (steps, M, batch size, ...) in order
+    y: Tensor  # as x
     batches: Tensor  # (steps, M, batch size) rows of x and y, or _PADDING
-    in_order: bool  # whether x and y lie in the order in which they are read
+    in_order: bool  # whether x and y lie as they are read: each once, all batches of one size
     sizes: list[list[int]]  # of each step: the batches of those who take it, who stand first
     augment: Augmentation | None
     augmenting: list[torch.Generator]
@@ -75,11 +75,17 @@ class BatchedCohort:
             own = [order[place] for place in where]
             drawn = local_training.orders(sgd, n, seed, round, [clients[m] for m in own])
             drawn = drawn + torch.tensor([first[m] for m in own]).unsqueeze(1)
-            rows[torch.tensor(where).unsqueeze(1), _places(of_size, widest)] = drawn
+            if drawn.shape == rows.shape:  # all of them, without padding
+                rows = drawn
+            else:
+                rows[torch.tensor(where).unsqueeze(1), _places(of_size, widest)] = drawn
         batches = rows.view(len(order), -1, widest).transpose(0, 1)  # (steps, M, batch size)
         in_order = batches.numel() == len(x) and len(sizes) == 1  # each is read once: one gather
         if in_order:
-            x, y = x.index_select(0, batches.reshape(-1)), y.index_select(0, batches.reshape(-1))
+            read = batches.reshape(-1)
+            x, y = (
+                part.index_select(0, read).view(*batches.shape, *part.shape[1:]) for part in (x, y)
+            )
         by_client = corrections_by_client(broadcast)
         augment, ordered = dataset.augment, [clients[m] for m in order]
         return cls(
@@ -108,17 +114,17 @@ class BatchedCohort:
         Returns:
             Inputs (A, B, ...), targets (A, B, ...) and which of them are real; None: all.
         """
-        rows = self.batches[step, : len(self.sizes[step])]
-        real = rows != _PADDING if min(self.sizes[step]) < rows.shape[1] else None
-        if real is not None:
-            # Padding counts for nothing, but 0 · inf is NaN: it must not be another client's.
-            rows = torch.where(real, rows, rows[:, :1])
+        real = None
         if self.in_order:
-            here = slice(step * rows.numel(), (step + 1) * rows.numel())
-            x, y = self.x[here], self.y[here]
+            x, y = self.x[step], self.y[step]
         else:
+            rows = self.batches[step, : len(self.sizes[step])]
+            if min(self.sizes[step]) < rows.shape[1]:
+                real = rows != _PADDING
+                # Padding counts for nothing, but 0 · inf is NaN: it must not be another client's.
+                rows = torch.where(real, rows, rows[:, :1])
             x, y = (part.index_select(0, rows.reshape(-1)) for part in (self.x, self.y))
-        x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
+            x, y = (part.view(*rows.shape, *part.shape[1:]) for part in (x, y))
         if self.augment is not None:
             for inputs, size, generator in zip(x, self.sizes[step], self.augmenting, strict=False):
                 inputs[:size] = self.augment(inputs[:size], generator)

@@ -2,27 +2,30 @@
 
 The gradient of a small model is some thirty operations of a few microseconds each, and Python,
 `vmap` and autograd spend several times that on finding out which thirty. They are the same in every
-step, so they are written down once.
+step, so they are written down once, with the tensors that they read and wrote: a replay copies its
+inputs over those of the recording and has each operation write its results where they were. Views
+and whatever depends on shapes alone are there already.
 """
 
 from __future__ import annotations
 
 import logging
-import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 Tensors = tuple[Tensor, ...]
 Function = Callable[..., Tensors]
 
 _RECORDED_FROM: Final = 3  # calls with the same shapes: a recording costs as much as some of them
 _MOST_KINDS: Final = 64  # of shapes; clients of many sizes must not record for ever
+_MOST_BYTES: Final = 2**28  # that recordings keep; what is larger gains little
 
 _aten = torch.ops.aten
 _NOT_THE_SAME_AGAIN: Final = (  # what depends on numbers, not on shapes alone, or draws some
@@ -30,8 +33,11 @@ _NOT_THE_SAME_AGAIN: Final = (  # what depends on numbers, not on shapes alone, 
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 )
-_OTHER_VIEWS: Final = (_aten.view, _aten._unsafe_view, _aten.expand, _aten.detach, _aten.alias)
 _BY_SHAPE_ALONE: Final = (_aten.ones_like, _aten.zeros_like, _aten.full_like)
+_UNWRITTEN: Final = (
+    *(_aten.empty, _aten.empty_like, _aten.empty_strided),
+    *(_aten.new_empty, _aten.new_empty_strided),
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ class _Kind:
     """Inputs of the same shapes."""
 
     calls: int = 0
-    recording: Function | None = None
+    recording: _Recording | None = None
     checked: bool = False
 
 
@@ -57,14 +63,16 @@ class Replay:
     of the recording: it must depend on nothing but its inputs and `state`. The first replay is
     checked against the function itself; where they differ, or something cannot be recorded (random
     numbers, branches that depend on a tensor), one warning is given and the function is called as
-    it is, always.
+    it is, always. So are inputs whose recording would keep too much memory.
 
     Args:
-        function: Called with tensors or None; returns tensors that do not require gradients.
+        function: Called with tensors or None, which it does not change; returns tensors that do not
+            require gradients.
     """
 
     function: Function
     _kinds: dict[Hashable, _Kind] = field(default_factory=dict, init=False)
+    _bytes_kept: int = field(default=0, init=False)
     _gave_up: bool = field(default=False, init=False)
 
     def __call__(self, *inputs: Tensor | None, state: Hashable = None) -> Tensors:
@@ -75,38 +83,49 @@ class Replay:
             state: What else it depends on; another value needs another recording.
 
         Returns:
-            What the function returns.
+            What the function returns; good until the next call.
         """
         if self._gave_up:
             return self.function(*inputs)
         kind = self._kinds.setdefault((state, *map(_kind_of, inputs)), _Kind())
         if kind.recording is None:
             return self._recorded(kind, inputs)
-        with torch.no_grad():
-            results = kind.recording(*inputs)
-        return results if kind.checked else self._checked(kind, inputs, results)
+        if not kind.checked:
+            return self._checked(kind, kind.recording, inputs)
+        return kind.recording.replayed(inputs)
 
     def _recorded(self, kind: _Kind, inputs: tuple[Tensor | None, ...]) -> Tensors:
         """Calls the function, and records it if it is time to."""
         kind.calls += 1
-        if kind.calls < _RECORDED_FROM or len(self._kinds) > _MOST_KINDS:
+        if kind.calls != _RECORDED_FROM or len(self._kinds) > _MOST_KINDS:
             return self.function(*inputs)
-        recorder = _Recorder(inputs)
+        copies = tuple(None if given is None else given.clone() for given in inputs)
+        recorder = _Recorder()
         try:
             with recorder:
-                results = self.function(*inputs)
-            kind.recording = recorder.finished(results)
+                results = self.function(*copies)
         except _UnrecordableError as reason:
             self._give_up(str(reason))
             return self.function(*inputs)
+        bytes_kept = _num_bytes((copies, [op.results for op in recorder.operations]))
+        if self._bytes_kept + bytes_kept <= _MOST_BYTES:
+            self._bytes_kept += bytes_kept
+            repeated = _to_be_repeated(recorder.operations, results)
+            kind.recording = _Recording(copies, repeated, results)
         return results
 
-    def _checked(self, kind: _Kind, inputs: tuple[Tensor | None, ...], found: Tensors) -> Tensors:
+    def _checked(
+        self, kind: _Kind, recording: _Recording, inputs: tuple[Tensor | None, ...]
+    ) -> Tensors:
         """Holds the first replay, which has other numbers than the recording, to the function."""
         expected = self.function(*inputs)
-        kind.checked = all(map(_close, found, expected))
-        if not kind.checked:
-            self._give_up("it gave other numbers")
+        try:
+            kind.checked = all(map(_close, recording.replayed(inputs), expected))
+        except (RuntimeError, TypeError) as reason:
+            self._give_up(str(reason).partition("\n")[0])
+        else:
+            if not kind.checked:
+                self._give_up("it gave other numbers")
         return expected
 
     def _give_up(self, reason: str) -> None:
@@ -119,21 +138,83 @@ class Replay:
         self._kinds.clear()
 
 
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    """What a replay does: fills the inputs, and has every operation write its results anew."""
+
+    inputs: tuple[Tensor | None, ...]
+    operations: Sequence[Callable[[], object]]
+    results: Tensors
+
+    def replayed(self, inputs: tuple[Tensor | None, ...]) -> Tensors:
+        with torch.no_grad():
+            for own, given in zip(self.inputs, inputs, strict=True):
+                if own is not None and given is not None:
+                    own.copy_(given)
+            for operation in self.operations:
+                operation()
+        return self.results
+
+
+@dataclass(frozen=True, eq=False)
+class _Operation:
+    """One call of one of torch's own operations."""
+
+    func: Any  # torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: Any
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes one of its arguments."""
+        return bool(self.func._schema.is_mutable)
+
+    @property
+    def read(self) -> set[int]:
+        return _memory((self.args, self.kwargs))
+
+    @property
+    def made(self) -> set[int]:
+        """What was not there before; nothing if the results are views."""
+        return _memory(self.results) - self.read
+
+    @property
+    def copies(self) -> bool:
+        """Whether it gives what it is given: vmap multiplies by one."""
+        packet = self.func.overloadpacket
+        times_one = packet is _aten.mul and isinstance(self.args[1], int | float)
+        return packet in (_aten.clone, _aten._to_copy) or (times_one and self.args[1] == 1)
+
+    def again(self) -> Callable[[], object]:
+        """Does it once more, on the same tensors, and leaves the results in those of then."""
+        if self.writes:
+            return partial(self.func, *self.args, **self.kwargs)
+        if self.copies:  # without torch's way around, which takes five times as long
+            return partial(self.results.copy_, self.args[0])
+        results = self.results if isinstance(self.results, tuple | list) else (self.results,)
+        if all(isinstance(result, Tensor) for result in results):
+            for name in self.func.overloadpacket.overloads():
+                into = getattr(self.func.overloadpacket, name)
+                places = _places_for_results(self.func._schema, into._schema)
+                if len(places) == len(results):
+                    out = dict(zip(places, results, strict=True))
+                    return partial(into, *self.args, **self.kwargs, **out)
+        return self._copied
+
+    def _copied(self) -> None:
+        new = tree_leaves(self.func(*self.args, **self.kwargs))
+        for place, result in zip(tree_leaves(self.results), new, strict=True):
+            if isinstance(place, Tensor):
+                place.copy_(result)
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
     """Writes down the operations below `vmap` and autograd, which have done their part by then."""
 
-    def __init__(self, inputs: tuple[Tensor | None, ...]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._graph = fx.Graph()
-        self._nodes: dict[int, fx.Node] = {}  # by the id of the tensor, which is kept alive
-        self._values: dict[fx.Node, Any] = {}
-        self._kept: list[Tensor] = []
-        self._constants: dict[str, Tensor] = {}
-        self._writes = False
-        for position, value in enumerate(inputs):
-            node = self._graph.placeholder(f"input_{position}")
-            if value is not None:
-                self._note(node, value)
+        self.operations: list[_Operation] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -146,87 +227,73 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         kwargs = kwargs or {}
         if any(tag in func.tags for tag in _NOT_THE_SAME_AGAIN):
             raise _UnrecordableError(f"{func} depends on the numbers it is given, or draws some")
-        result = func(*args, **kwargs)
-        self._writes |= func._schema.is_mutable
-        if func.overloadpacket in _OTHER_VIEWS and _is_the_same(args[0], result):
-            self._note(self._node(args[0]), result)
-            return result
-        node = self._graph.call_function(
-            func, tree_map(self._node, args), tree_map(self._node, kwargs)
-        )
-        self._note(node, result)
-        if isinstance(result, tuple | list):
-            for place, part in enumerate(result):
-                self._note(self._graph.call_function(operator.getitem, (node, place)), part)
-        return result
+        # The gradient of a layer's weights is A^T B, and is wanted transposed: so it is made.
+        transposed = func is _aten.bmm.default and _is_transposed(args[0])
+        args = (args[1].mT, args[0].mT) if transposed else args
+        results = func(*args, **kwargs)
+        self.operations.append(_Operation(func, args, kwargs, results))
+        return results.mT if transposed else results
 
-    def finished(self, results: Tensors) -> Function:
-        """The recording as a function of the inputs; nothing in it is computed twice."""
-        self._graph.output(tuple(map(self._node, results)))
-        if not self._writes:
-            self._fold()
-            self._graph.eliminate_dead_code()
-        replayed: Function = fx.GraphModule(self._constants, self._graph).forward
-        return replayed
 
-    def _fold(self) -> None:
-        """Replaces what depends on shapes alone by what it came to."""
-        folded: set[fx.Node] = set()
-        for node in list(self._graph.nodes):
-            value = self._values.get(node)
-            packet = getattr(node.target, "overloadpacket", None)
-            if node.op != "call_function" or not isinstance(value, Tensor):
-                continue
-            if packet is _aten.mul and node.args[1] == 1 and self._dtype(node) == value.dtype:
-                node.replace_all_uses_with(node.args[0])
-            elif packet in _BY_SHAPE_ALONE or (
-                node.all_input_nodes and folded.issuperset(node.all_input_nodes)
-            ):
-                folded.add(node)
-        for node in folded:
-            if not folded.issuperset(node.users):
-                with self._graph.inserting_before(node):
-                    constant = self._constant(self._values[node])
-                node.replace_all_uses_with(constant)
+def _to_be_repeated(
+    operations: Sequence[_Operation], results: Tensors
+) -> list[Callable[[], object]]:
+    """Those that results hang on and that may differ from call to call, in their order."""
+    varying = _that_vary(operations)
+    wanted, repeated = _memory(results), []
+    for op in reversed(varying):
+        if op.writes or op.made & wanted:
+            wanted |= op.read
+            repeated.append(op.again())
+    return repeated[::-1]
 
-    def _dtype(self, node: fx.Node) -> torch.dtype | None:
-        """Of what an operation is given first."""
-        given = self._values.get(node.all_input_nodes[0])
-        return given.dtype if isinstance(given, Tensor) else None
 
-    def _note(self, node: fx.Node, value: Any) -> None:
-        self._values.setdefault(node, value)
-        if isinstance(value, Tensor):
-            self._nodes[id(value)] = node
-            self._kept.append(value)  # or its id would be another tensor's
+def _that_vary(operations: Sequence[_Operation]) -> list[_Operation]:
+    """Those whose results are not there already: no views, nothing that goes by shapes alone."""
+    written = _memory([(op.args, op.kwargs) for op in operations if op.writes])
+    fixed: set[int] = set()  # memory with the same numbers in each call
+    varying = []
+    for op in operations:
+        packet = op.func.overloadpacket
+        if packet in _UNWRITTEN or not (op.writes or op.made):
+            continue
+        by_shape = packet in _BY_SHAPE_ALONE or op.read <= fixed
+        if by_shape and not op.writes and not op.made & written:
+            fixed |= op.made
+        else:
+            varying.append(op)
+    return varying
 
-    def _node(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self._nodes:
-            self._note(self._constant(value), value)
-        return self._nodes[id(value)]
 
-    def _constant(self, value: Tensor) -> fx.Node:
-        name = f"constant_{len(self._constants)}"
-        self._constants[name] = value
-        return self._graph.get_attr(name)
+def _is_transposed(matrices: Tensor) -> bool:
+    return matrices.mT.is_contiguous() and not matrices.is_contiguous()
+
+
+def _places_for_results(plain: Any, other: Any) -> list[str]:
+    """How an operation is told where to write, if `other` is `plain` that is told so; or none."""
+    where = [argument.name for argument in other.arguments if argument.is_out]
+    rest = [(one.name, str(one.type)) for one in other.arguments if not one.is_out]
+    return where if rest == [(one.name, str(one.type)) for one in plain.arguments] else []
+
+
+def _tensors(of: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(of) if isinstance(leaf, Tensor)]
+
+
+def _memory(of: object) -> set[int]:
+    """What tensors lie in: views of one have it in common."""
+    return {tensor.untyped_storage()._cdata for tensor in _tensors(of)}
+
+
+def _num_bytes(of: object) -> int:
+    by_memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(of)}
+    return sum(by_memory.values())
 
 
 def _kind_of(value: Tensor | None) -> Hashable:
     if value is None:
         return None
     return value.shape, value.stride(), value.dtype, value.device
-
-
-def _is_the_same(before: Tensor, after: Tensor) -> bool:
-    """Whether a view shows what it is taken of."""
-    return (
-        before.shape == after.shape
-        and before.stride() == after.stride()
-        and before.dtype == after.dtype
-        and before.storage_offset() == after.storage_offset()
-    )
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:

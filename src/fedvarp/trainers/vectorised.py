@@ -93,8 +93,7 @@ class VectorisedTrainer(ClientTrainer):
         deltas = torch.sub(broadcast.w, local, out=local).div_(divisors.unsqueeze(1))  # line 6
         back = sorted(range(len(clients)), key=cohort.order.__getitem__)
         in_order = back == list(range(len(back)))  # as where all take the same number of steps
-        low, high = torch.aminmax(deltas, dim=1)
-        magnitudes = torch.maximum(-low, high).tolist()
+        magnitudes = torch.maximum(-deltas.amin(1), deltas.amax(1)).tolist()
         return updates(
             clients.tolist(),
             deltas if in_order else deltas[torch.tensor(back, device=deltas.device)],
@@ -112,7 +111,7 @@ class VectorisedTrainer(ClientTrainer):
     ) -> tuple[Tensor, list[float]]:
         """(M, d) where the clients have come to, in the order of the cohort, and their losses."""
         w, sgd = broadcast.w, self.local_sgd
-        local = w.repeat(len(cohort.order), 1)  # line 1, (M, d)
+        local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
         velocity = torch.zeros_like(local) if sgd.momentum else None
         total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
         pull = (broadcast.proximal, w) if broadcast.proximal else None
@@ -125,7 +124,7 @@ class VectorisedTrainer(ClientTrainer):
                 losses, gradient = self._gradients(walking, x, y, mask, sizes)
             else:
                 losses, gradient = self._replay(walking, x, y, mask, state=state)  # line 3
-            total_loss[:going] += losses
+            total_loss[:going].add_(losses)
             direction = local_training.direction(
                 sgd,
                 gradient,
