@@ -10,7 +10,7 @@ import torch
 from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.evaluation import Evaluator
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.clients.local_training import Loss
+from fedvarp.clients.local_training import GradientOf, Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.errors import InvalidError
 from fedvarp.server.flat_model import FlatModel
@@ -19,6 +19,7 @@ from fedvarp.trainers.auto import AutoTrainer, Candidate
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.parallel import ParallelTrainer
 from fedvarp.trainers.ray import RayTrainer
+from fedvarp.trainers.replayed_gradient import ReplayedGradient
 from fedvarp.trainers.sequential import SequentialTrainer
 from fedvarp.trainers.settings import TRAINERS
 from fedvarp.trainers.vectorised import VectorisedTrainer
@@ -111,10 +112,14 @@ def _why_not_shared(parts: TrainerParts) -> str | None:
 
 
 def make_sequential(parts: TrainerParts) -> SequentialTrainer:
-    """The plain loop."""
-    compiled = CompiledGradient(parts.model, parts.loss) if parts.compile else None
+    """The plain loop; the gradients of small models are recorded and replayed, to its bits."""
+    gradient_of: GradientOf | None = (
+        CompiledGradient(parts.model, parts.loss)
+        if parts.compile
+        else ReplayedGradient.where_safe(parts.model, parts.loss)
+    )
     return SequentialTrainer(
-        parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, compiled
+        parts.dataset, parts.model, parts.loss, parts.local_sgd, parts.seed, gradient_of
     )
 
 

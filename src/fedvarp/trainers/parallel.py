@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.errors import InvalidError
 from fedvarp.server.server import Broadcast
@@ -171,7 +172,7 @@ class ParallelTrainer(ClientTrainer):
         """How many clients all workers share: those that would leave some of them idle."""
         divisible = (
             self._plain.loss is cross_entropy
-            and self._plain.compiled is None
+            and not isinstance(self._plain.gradient_of, CompiledGradient)
             and platform.machine() in ("x86_64", "AMD64")  # where nobody sees writes out of order
         )
         if self.exact or not divisible or broadcast.buffers or broadcast.corrections is not None:

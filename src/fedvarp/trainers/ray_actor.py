@@ -20,6 +20,7 @@ from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
+from fedvarp.trainers.replayed_gradient import ReplayedGradient
 from fedvarp.trainers.sequential import SequentialTrainer
 
 
@@ -55,8 +56,10 @@ class ClientActor:
         torch.set_num_threads(1)  # the sums of floats depend on it
         _register(ray)
         own = copy.deepcopy(job)  # shared memory is read-only, and buffers will be written
+        model = FlatModel(own.module)
+        gradient_of = ReplayedGradient.where_safe(model, own.loss)
         self._trainer = SequentialTrainer(
-            dataset, FlatModel(own.module), own.loss, own.local_sgd, own.seed
+            dataset, model, own.loss, own.local_sgd, own.seed, gradient_of
         )
 
     def ready(self) -> None:

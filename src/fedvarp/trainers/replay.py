@@ -18,14 +18,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 Tensors = tuple[Tensor, ...]
 Function = Callable[..., Tensors]
 
 _RECORDED_FROM: Final = 3  # calls with the same shapes: a recording costs as much as some of them
 _MOST_KINDS: Final = 64  # of shapes; clients of many sizes must not record for ever
-_MOST_BYTES: Final = 2**28  # that recordings keep; what is larger gains little
+_MOST_BYTES: Final = 2**28  # that all recordings keep
 
 _aten = torch.ops.aten
 _NOT_THE_SAME_AGAIN: Final = (  # what depends on numbers, not on shapes alone, or draws some
@@ -68,12 +68,21 @@ class Replay:
     Args:
         function: Called with tensors or None, which it does not change; returns tensors that do not
             require gradients.
+        exact: Whether replays must have the function's bits; else matrices may be multiplied in
+            another order. Nothing is said then where it gives up, as it also does where a recording
+            would keep too much.
+        most_bytes: That all recordings together keep.
+
+    Attributes:
+        gave_up: Whether the function is called as it is, always.
     """
 
     function: Function
+    exact: bool = False
+    most_bytes: int = _MOST_BYTES
+    gave_up: bool = field(default=False, init=False)
     _kinds: dict[Hashable, _Kind] = field(default_factory=dict, init=False)
     _bytes_kept: int = field(default=0, init=False)
-    _gave_up: bool = field(default=False, init=False)
 
     def __call__(self, *inputs: Tensor | None, state: Hashable = None) -> Tensors:
         """The function's results.
@@ -85,9 +94,14 @@ class Replay:
         Returns:
             What the function returns; good until the next call.
         """
-        if self._gave_up:
+        if self.gave_up:
             return self.function(*inputs)
-        kind = self._kinds.setdefault((state, *map(_kind_of, inputs)), _Kind())
+        key = (state, *map(_kind_of, inputs))
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) == _MOST_KINDS:
+                return self.function(*inputs)
+            kind = self._kinds[key] = _Kind()
         if kind.recording is None:
             return self._recorded(kind, inputs)
         if not kind.checked:
@@ -97,10 +111,10 @@ class Replay:
     def _recorded(self, kind: _Kind, inputs: tuple[Tensor | None, ...]) -> Tensors:
         """Calls the function, and records it if it is time to."""
         kind.calls += 1
-        if kind.calls != _RECORDED_FROM or len(self._kinds) > _MOST_KINDS:
+        if kind.calls != _RECORDED_FROM:
             return self.function(*inputs)
         copies = tuple(None if given is None else given.clone() for given in inputs)
-        recorder = _Recorder()
+        recorder = _Recorder(self.exact)
         try:
             with recorder:
                 results = self.function(*copies)
@@ -108,10 +122,12 @@ class Replay:
             self._give_up(str(reason))
             return self.function(*inputs)
         bytes_kept = _num_bytes((copies, [op.results for op in recorder.operations]))
-        if self._bytes_kept + bytes_kept <= _MOST_BYTES:
+        if self._bytes_kept + bytes_kept <= self.most_bytes:
             self._bytes_kept += bytes_kept
             repeated = _to_be_repeated(recorder.operations, results)
             kind.recording = _Recording(copies, repeated, results)
+        elif self.exact:
+            self._give_up(f"a recording would keep {bytes_kept} bytes")
         return results
 
     def _checked(
@@ -120,7 +136,7 @@ class Replay:
         """Holds the first replay, which has other numbers than the recording, to the function."""
         expected = self.function(*inputs)
         try:
-            kind.checked = all(map(_close, recording.replayed(inputs), expected))
+            kind.checked = all(map(self._agree, recording.replayed(inputs), expected))
         except (RuntimeError, TypeError) as reason:
             self._give_up(str(reason).partition("\n")[0])
         else:
@@ -128,13 +144,18 @@ class Replay:
                 self._give_up("it gave other numbers")
         return expected
 
+    def _agree(self, found: Tensor, expected: Tensor) -> bool:
+        rtol, atol = (0.0, 0.0) if self.exact else (1e-4, 1e-6)
+        return torch.allclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+
     def _give_up(self, reason: str) -> None:
-        _logger.warning(
+        _logger.log(
+            logging.DEBUG if self.exact else logging.WARNING,
             "The steps of this model cannot be recorded and replayed (%s), which would be faster. "
             "Training goes on without: the figures are the same.",
             reason,
         )
-        self._gave_up = True
+        self.gave_up = True
         self._kinds.clear()
 
 
@@ -212,9 +233,10 @@ class _Operation:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
     """Writes down the operations below `vmap` and autograd, which have done their part by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
+        self._exact = exact
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -228,10 +250,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         if any(tag in func.tags for tag in _NOT_THE_SAME_AGAIN):
             raise _UnrecordableError(f"{func} depends on the numbers it is given, or draws some")
         # The gradient of a layer's weights is A^T B, and is wanted transposed: so it is made.
-        transposed = func is _aten.bmm.default and _is_transposed(args[0])
+        transposed = not self._exact and func is _aten.bmm.default and _is_transposed(args[0])
         args = (args[1].mT, args[0].mT) if transposed else args
         results = func(*args, **kwargs)
-        self.operations.append(_Operation(func, args, kwargs, results))
+        if torch.Tag.inplace_view not in func.tags:  # which change how memory is looked at
+            self.operations.append(_Operation(func, *_as_they_are((args, kwargs, results))))
         return results.mT if transposed else results
 
 
@@ -265,6 +288,11 @@ def _that_vary(operations: Sequence[_Operation]) -> list[_Operation]:
     return varying
 
 
+def _as_they_are(tree: Any) -> Any:
+    """The tensors in a tree with their shapes of now, which in-place views may change later."""
+    return tree_map(lambda leaf: _aten.alias(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def _is_transposed(matrices: Tensor) -> bool:
     return matrices.mT.is_contiguous() and not matrices.is_contiguous()
 
@@ -294,7 +322,3 @@ def _kind_of(value: Tensor | None) -> Hashable:
     if value is None:
         return None
     return value.shape, value.stride(), value.dtype, value.device
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)

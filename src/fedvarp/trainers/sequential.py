@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients import local_training
-from fedvarp.clients.compiled_gradient import CompiledGradient
 from fedvarp.clients.local_sgd import LocalSGD
 from fedvarp.clients.local_training import GradientOf, LocalResult, Loss
 from fedvarp.data.federated_dataset import FederatedDataset
@@ -35,7 +34,7 @@ class SequentialTrainer(ClientTrainer):
         loss: (output, targets) → mean loss of a batch.
         local_sgd: What a client does.
         seed: The run's seed.
-        compiled: Takes the gradients of full batches, if given.
+        gradient_of: Takes the gradients of batches, if given; else the model does.
     """
 
     dataset: FederatedDataset
@@ -43,7 +42,7 @@ class SequentialTrainer(ClientTrainer):
     loss: Loss
     local_sgd: LocalSGD
     seed: int
-    compiled: CompiledGradient | None = None
+    gradient_of: GradientOf | None = None
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """See `ClientTrainer.train`."""
@@ -104,7 +103,7 @@ class SequentialTrainer(ClientTrainer):
             correction=correction,
             proximal=proximal,
             augment=self.dataset.augment,
-            gradient_of=self.compiled if gradient_of is None else gradient_of,
+            gradient_of=self.gradient_of if gradient_of is None else gradient_of,
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
@@ -22,6 +22,7 @@ from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.batched_cohort import BatchedCohort
 from fedvarp.trainers.replay import Replay
+from fedvarp.trainers.replayed_gradient import plain_attributes
 from fedvarp.trainers.sequential import gather, updates
 from fedvarp.trainers.shared_gradient import IGNORED
 
@@ -115,7 +116,7 @@ class VectorisedTrainer(ClientTrainer):
         velocity = torch.zeros_like(local) if sgd.momentum else None
         total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
         pull = (broadcast.proximal, w) if broadcast.proximal else None
-        rate, state = sgd.rate(round), _plain_attributes(self.model.module, self.loss)
+        rate, state = sgd.rate(round), plain_attributes(self.model.module, self.loss)
         for step, sizes in enumerate(cohort.sizes):  # line 2
             x, y, mask = cohort.batch(step)
             going = len(sizes)
@@ -217,19 +218,6 @@ def _mean_cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -
     if mask is None:
         return by_example.mean(1)
     return by_example.mul(mask).sum(1) / mask.sum(1)
-
-
-def _plain_attributes(*objects: object) -> Hashable:
-    """What modules and losses hold beside tensors: a schedule may change it between rounds."""
-    parts = [
-        m for each in objects for m in (each.modules() if isinstance(each, nn.Module) else [each])
-    ]
-    return tuple(
-        value
-        for part in parts
-        for value in getattr(part, "__dict__", {}).values()
-        if isinstance(value, str | float | int)
-    )
 
 
 def _tensor(value: object) -> Tensor:
