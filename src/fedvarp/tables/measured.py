@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from pydantic import InstanceOf
 from torch import Tensor
@@ -94,7 +95,7 @@ class MeasuredTable(DerivedTable):
                 last, of Δ_i − v.
         """
         self._products = products
-        self.b = torch.stack([trust(part) for part in products])  # (P, K) float64
+        self.b = trust(products)  # (P, K) float64
 
     def metrics(self) -> Mapping[str, float]:
         """How far each table is believed, measured over the whole row."""
@@ -203,27 +204,30 @@ def trust(products: Tensor) -> Tensor:
     few tables, so all faces are tried.
 
     Args:
-        products: (K+1, K+1), of the K regressors and, last, of what they are to explain.
+        products: (..., K+1, K+1), of the K regressors and, last, of what they are to explain.
 
     Returns:
-        (K,) float64.
+        (..., K) float64.
     """
-    K = len(products) - 1
-    gram, cross = products[:K, :K], products[:K, K]
-    best = torch.zeros(K, dtype=torch.float64)
-    if float(gram.diagonal().max()) <= 0:
-        best[0] = 1.0
-        return best
-    lowest = 0.0  # b'Gb − 2b'c at b = 0
+    known = products.numpy()  # some fifty operations on a handful of numbers
+    gram, cross = known[..., :-1, :-1], known[..., :-1, -1]
+    best = np.zeros_like(cross)
+    lowest = np.zeros(best.shape[:-1])  # b'Gb − 2b'c at b = 0
+    K = best.shape[-1]
     for size in range(1, K + 1):
         for face in map(list, itertools.combinations(range(K), size)):
-            inverse = torch.linalg.pinv(gram[face][:, face], rtol=_OF_NO_USE, hermitian=True)
-            free, ones = inverse @ cross[face], inverse.sum(1)
-            on_edge = free - ones * ((free.sum() - 1) / ones.sum().clamp(min=1e-300))
-            for solution in (free, on_edge):
-                b = torch.zeros(K, dtype=torch.float64)
-                b[face] = solution
-                error = float(b @ gram @ b - 2 * b @ cross)
-                if b.min() >= 0 and b.sum() <= 1 + _OF_NO_USE and error < lowest:
-                    best, lowest = b, error
-    return best
+            on_face = gram[..., face, :][..., face]
+            inverse = np.linalg.pinv(on_face, rcond=_OF_NO_USE, hermitian=True)
+            free, ones = (inverse * cross[..., None, face]).sum(-1), inverse.sum(-1)
+            beyond = (free.sum(-1) - 1) / ones.sum(-1).clip(min=1e-300)
+            for solution in (free, free - ones * beyond[..., None]):
+                b = np.zeros_like(best)
+                b[..., face] = solution
+                error = (b * ((gram * b[..., None, :]).sum(-1) - 2 * cross)).sum(-1)
+                feasible = (b.min(-1) >= 0) & (b.sum(-1) <= 1 + _OF_NO_USE)
+                better = feasible & (error < lowest)
+                best = np.where(better[..., None], b, best)
+                lowest = np.where(better, error, lowest)
+    unmeasured = gram.diagonal(axis1=-2, axis2=-1).max(-1) <= 0
+    best[unmeasured] = np.eye(K)[0]
+    return torch.from_numpy(best)
