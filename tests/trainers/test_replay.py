@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from fedvarp import stream
-from fedvarp.trainers.replay import Replay, Tensors, _Recorder
+from fedvarp.trainers.replay import Function, Replay, Tensors
 
 
 @dataclass
@@ -65,6 +65,7 @@ def test_each_shape_and_state_has_a_recording_of_its_own() -> None:
                 assert_same(replay(x, mask, state=scale), oracle(x, mask))
                 assert_same(replay(x.mT.contiguous().mT, state=scale), oracle(x))
     assert counted.calls == 4 * 12
+    assert not replay.gave_up
 
 
 def gradients(module: nn.Module, local: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensors:
@@ -164,13 +165,100 @@ def test_what_would_keep_too_much_memory_is_called_as_it_is(
     assert not caplog.messages
 
 
-def test_weights_are_differentiated_without_a_transposed_copy() -> None:
-    """(x^T g)^T is computed as g^T x, which is what is wanted and lies in order."""
-    x, recorder = torch.randn(3, 5, 6), _Recorder(exact=False)
-    with recorder:
-        gradient = torch.bmm(x.mT, torch.ones(3, 5, 4)).mT.contiguous()
-    torch.testing.assert_close(gradient, torch.ones(3, 4, 5) @ x)
-    assert torch.ops.aten.clone not in [op.func.overloadpacket for op in recorder.operations]
+def weights_gradient(x: Tensor, g: Tensor) -> Tensors:
+    return (torch.bmm(x.mT, g).mT.contiguous(),)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_product_that_is_wanted_transposed_is_made_so_unless_bits_count(exact: bool) -> None:
+    replay = Replay(weights_gradient, exact=exact)
+    for _ in range(6):
+        x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 4)
+        torch.testing.assert_close(replay(x, g), (g.mT @ x,))
+    (kind,) = replay._kinds.values()
+    assert kind.recording is not None
+    assert len(kind.recording.operations) == (2 if exact else 1)  # with a copy, and without
+
+
+def test_products_may_be_looked_at_otherwise() -> None:
+    """Their memory lies as torch lays it, though their transpose is cheaper to make."""
+
+    def viewed(x: Tensor, g: Tensor) -> Tensors:
+        product = torch.bmm(x.mT, g)
+        return (product.view(3, -1), product.mT.contiguous())
+
+    replay = Replay(viewed)
+    for _ in range(6):
+        x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 4)
+        torch.testing.assert_close(replay(x, g), viewed(x, g))
+    assert not replay.gave_up
+
+
+def renormed(x: Tensor) -> Tensors:
+    return (x.clamp_(max=0.5).exp(),)
+
+
+def sparse(x: Tensor) -> Tensors:
+    return (x.to_sparse().to_dense(),)
+
+
+@pytest.mark.parametrize("function", [renormed, sparse])
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_cannot_be_recorded_is_done_as_ever(function: Function, exact: bool) -> None:
+    replay, drawn = Replay(function, exact=exact), inputs()
+    for _ in range(6):
+        x = next(drawn)
+        other = x.clone()
+        assert_same(replay(x), function(other))
+        assert torch.equal(x, other)  # what it does to its inputs it does
+    assert replay.gave_up
+
+
+def test_memory_with_gaps_keeps_its_bits() -> None:
+    replay, wide = Replay(weights_gradient, exact=True), torch.randn(3, 5, 20)
+    for _ in range(6):
+        x, g = wide[:, :, 3:9], wide[:, :, 9:19:2]
+        assert_same(replay(x, g), weights_gradient(x, g))
+    (kind,) = replay._kinds.values()
+    assert kind.recording is None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.SoftMarginLoss(),
+        lambda x, y: nn.functional.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
+    ],
+    ids=["resizes its result", "writes another one"],
+)
+def test_versions_that_do_not_write_what_they_should_are_not_used(
+    loss: Callable[[Tensor, Tensor], Tensor], capfd: pytest.CaptureFixture[str]
+) -> None:
+    replay, drawn = Replay(lambda x, y: (loss(x, y),), exact=True), inputs()
+    for _ in range(12):
+        x, y = next(drawn), next(drawn)
+        assert_same(replay(x, y), (loss(x, y),))
+    assert not replay.gave_up
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_returned_may_be_written_to() -> None:
+    replay = Replay(lambda x: (torch.ones_like(x),))
+    for _ in range(6):
+        (ones,) = replay(next(inputs()))
+        assert torch.equal(ones, torch.ones(2, 3))
+        ones.add_(1)
+
+
+def test_no_more_than_64_shapes_are_recorded() -> None:
+    counted, oracle = Counted(), Counted()
+    replay = Replay(counted)
+    for _ in range(6):
+        for rows in range(1, 71):
+            x = next(inputs(rows))
+            assert_same(replay(x), oracle(x))
+    assert len(replay._kinds) == 64
+    assert counted.calls == 64 * 4 + 6 * 6
 
 
 def test_shapes_that_change_in_place_are_those_of_the_moment(
@@ -206,3 +294,4 @@ def test_writing_in_place_is_replayed_as_it_was() -> None:
         assert torch.equal(replay(x)[0], x + 1)
         expected += x.sum(0) * (2 if call == 3 else 1)  # the check runs both
         torch.testing.assert_close(total, expected)
+    assert not replay.gave_up

@@ -10,6 +10,7 @@ and whatever depends on shapes alone are there already.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,8 +95,8 @@ class Replay:
         Returns:
             What the function returns; good until the next call.
         """
-        if self.gave_up:
-            return self.function(*inputs)
+        if self.gave_up or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            return self.function(*inputs)  # autocast keeps what it has cast, across calls
         key = (state, *map(_kind_of, inputs))
         kind = self._kinds.get(key)
         if kind is None:
@@ -113,22 +114,33 @@ class Replay:
         kind.calls += 1
         if kind.calls != _RECORDED_FROM:
             return self.function(*inputs)
-        copies = tuple(None if given is None else given.clone() for given in inputs)
-        recorder = _Recorder(self.exact)
         try:
-            with recorder:
-                results = self.function(*copies)
-        except _UnrecordableError as reason:
-            self._give_up(str(reason))
+            kind.recording, results = self._recording_of(inputs)
+        except Exception as reason:  # the function's own comes again
+            self._give_up(str(reason).partition("\n")[0])
             return self.function(*inputs)
-        bytes_kept = _num_bytes((copies, [op.results for op in recorder.operations]))
-        if self._bytes_kept + bytes_kept <= self.most_bytes:
-            self._bytes_kept += bytes_kept
-            repeated = _to_be_repeated(recorder.operations, results)
-            kind.recording = _Recording(copies, repeated, results)
-        elif self.exact:
-            self._give_up(f"a recording would keep {bytes_kept} bytes")
-        return results
+        # Some operations take another way while they are recorded, to other bits.
+        return self.function(*inputs) if self.exact else results
+
+    def _recording_of(self, inputs: tuple[Tensor | None, ...]) -> tuple[_Recording | None, Tensors]:
+        """Writes down what the function does, unless that is not to be kept; and its results."""
+        copies = tuple(None if given is None else given.clone() for given in inputs)
+        if self.exact and list(map(_kind_of, copies)) != list(map(_kind_of, inputs)):
+            return None, ()  # memory with gaps is added up in another order
+        recorder = _Recorder()
+        with recorder:
+            results = self.function(*copies)
+        operations = recorder.operations
+        if any(op.written & _memory(copies) for op in operations):
+            raise _UnrecordableError("it changes what it is given")
+        bytes_kept = _num_bytes((copies, [op.results for op in operations]))
+        if self._bytes_kept + bytes_kept > self.most_bytes:
+            if self.exact:
+                raise _UnrecordableError(f"a recording would keep {bytes_kept} bytes")
+            return None, results
+        self._bytes_kept += bytes_kept
+        repeated = _to_be_repeated(operations, results, self.exact)
+        return _Recording(copies, [op.again() for op in repeated], results), results
 
     def _checked(
         self, kind: _Kind, recording: _Recording, inputs: tuple[Tensor | None, ...]
@@ -145,8 +157,9 @@ class Replay:
         return expected
 
     def _agree(self, found: Tensor, expected: Tensor) -> bool:
-        rtol, atol = (0.0, 0.0) if self.exact else (1e-4, 1e-6)
-        return torch.allclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+        if self.exact:
+            return _same(found, expected)
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 
     def _give_up(self, reason: str) -> None:
         _logger.log(
@@ -192,6 +205,15 @@ class _Operation:
         return bool(self.func._schema.is_mutable)
 
     @property
+    def written(self) -> set[int]:
+        """What it changes."""
+        arguments = self.func._schema.arguments
+        given = {each.name: value for each, value in zip(arguments, self.args, strict=False)}
+        given |= self.kwargs
+        changed = [each.name for each in arguments if each.alias_info and each.alias_info.is_write]
+        return _memory([given.get(name) for name in changed])
+
+    @property
     def read(self) -> set[int]:
         return _memory((self.args, self.kwargs))
 
@@ -213,15 +235,30 @@ class _Operation:
             return partial(self.func, *self.args, **self.kwargs)
         if self.copies:  # without torch's way around, which takes five times as long
             return partial(self.results.copy_, self.args[0])
+        return self._into_results() or self._copied
+
+    def _into_results(self) -> Callable[[], object] | None:
+        """Its version that is told where to write; None if there is none that does just that."""
         results = self.results if isinstance(self.results, tuple | list) else (self.results,)
-        if all(isinstance(result, Tensor) for result in results):
-            for name in self.func.overloadpacket.overloads():
-                into = getattr(self.func.overloadpacket, name)
-                places = _places_for_results(self.func._schema, into._schema)
-                if len(places) == len(results):
-                    out = dict(zip(places, results, strict=True))
-                    return partial(into, *self.args, **self.kwargs, **out)
-        return self._copied
+        if not all(isinstance(result, Tensor) for result in results):
+            return None
+        # Losses are reduced in the memory of their result, which some of them resize for that.
+        reduces = any(each.name == "reduction" for each in self.func._schema.arguments)
+        if reduces and results[0].ndim == 0:
+            return None
+        for name in self.func.overloadpacket.overloads():
+            into = getattr(self.func.overloadpacket, name)
+            places = _places_for_results(self.func._schema, into._schema)
+            if len(places) != len(results):
+                continue
+            again = partial(into, *self.args, **self.kwargs)
+            tried = [result.clone() for result in results]
+            with torch.no_grad():
+                again(**dict(zip(places, tried, strict=True)))
+            # Some resize what they are given, and a few then write something else.
+            if all(map(_same, tried, results)):
+                return partial(again, **dict(zip(places, results, strict=True)))
+        return None
 
     def _copied(self) -> None:
         new = tree_leaves(self.func(*self.args, **self.kwargs))
@@ -233,10 +270,9 @@ class _Operation:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
     """Writes down the operations below `vmap` and autograd, which have done their part by then."""
 
-    def __init__(self, exact: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
-        self._exact = exact
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -249,31 +285,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         kwargs = kwargs or {}
         if any(tag in func.tags for tag in _NOT_THE_SAME_AGAIN):
             raise _UnrecordableError(f"{func} depends on the numbers it is given, or draws some")
-        # The gradient of a layer's weights is A^T B, and is wanted transposed: so it is made.
-        transposed = not self._exact and func is _aten.bmm.default and _is_transposed(args[0])
-        args = (args[1].mT, args[0].mT) if transposed else args
         results = func(*args, **kwargs)
         if torch.Tag.inplace_view not in func.tags:  # which change how memory is looked at
             self.operations.append(_Operation(func, *_as_they_are((args, kwargs, results))))
-        return results.mT if transposed else results
+        return results
 
 
 def _to_be_repeated(
-    operations: Sequence[_Operation], results: Tensors
-) -> list[Callable[[], object]]:
+    operations: Sequence[_Operation], results: Tensors, exact: bool
+) -> list[_Operation]:
     """Those that results hang on and that may differ from call to call, in their order."""
-    varying = _that_vary(operations)
     wanted, repeated = _memory(results), []
-    for op in reversed(varying):
+    for op in reversed(_that_vary(operations, wanted)):
         if op.writes or op.made & wanted:
             wanted |= op.read
-            repeated.append(op.again())
-    return repeated[::-1]
+            repeated.append(op)
+    repeated.reverse()
+    return repeated if exact else _transposed_at_once(repeated, _memory(results))
 
 
-def _that_vary(operations: Sequence[_Operation]) -> list[_Operation]:
+def _that_vary(operations: Sequence[_Operation], results: set[int]) -> list[_Operation]:
     """Those whose results are not there already: no views, nothing that goes by shapes alone."""
-    written = _memory([(op.args, op.kwargs) for op in operations if op.writes])
+    # What is returned may be written to by whoever asked for it.
+    written = _memory([(op.args, op.kwargs) for op in operations if op.writes]) | results
     fixed: set[int] = set()  # memory with the same numbers in each call
     varying = []
     for op in operations:
@@ -288,13 +322,32 @@ def _that_vary(operations: Sequence[_Operation]) -> list[_Operation]:
     return varying
 
 
+def _transposed_at_once(operations: Sequence[_Operation], results: set[int]) -> list[_Operation]:
+    """Has A^T B that is only wanted transposed, and copied so, computed as B^T A.
+
+    As in the gradients of layers' weights, at a fifth of the cost.
+    """
+    readers = Counter(memory for op in operations for memory in op.read)
+    products = {
+        memory: op for op in operations if op.func is _aten.bmm.default for memory in op.made
+    }
+    replaced: dict[int, _Operation | None] = {}  # by the id of the operation
+    for op in operations:
+        (memory,) = _memory(op.args[:1]) if op.copies else (0,)
+        product = products.get(memory)
+        if product is None or readers[memory] > 1 or memory in results:
+            continue
+        if _kind_of(op.args[0]) == _kind_of(product.results.mT) and op.results.is_contiguous():
+            left, right = product.args
+            replaced[id(product)] = None
+            replaced[id(op)] = _Operation(product.func, (right.mT, left.mT), {}, op.results)
+    renewed = [replaced.get(id(op), op) for op in operations]
+    return [op for op in renewed if op is not None]
+
+
 def _as_they_are(tree: Any) -> Any:
     """The tensors in a tree with their shapes of now, which in-place views may change later."""
     return tree_map(lambda leaf: _aten.alias(leaf) if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _is_transposed(matrices: Tensor) -> bool:
-    return matrices.mT.is_contiguous() and not matrices.is_contiguous()
 
 
 def _places_for_results(plain: Any, other: Any) -> list[str]:
@@ -322,3 +375,9 @@ def _kind_of(value: Tensor | None) -> Hashable:
     if value is None:
         return None
     return value.shape, value.stride(), value.dtype, value.device
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and torch.allclose(
+        found, expected, rtol=0.0, atol=0.0, equal_nan=True
+    )

@@ -7,13 +7,28 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedvarp.clients.local_training import Loss
+from fedvarp.models import LogisticRegression, Quadratic, quadratic_loss
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.trainers.replay import Replay, Tensors
+from fedvarp.trainers.step_state import has_global_hooks, step_state
 
 _MOST_BYTES: Final = 2**20  # of what a step computes; a larger one hides what Python costs
-_WITHOUT_A_MIND: Final = ("torch.nn.", "fedvarp.models")  # where forward is a function of tensors
+
+# Whose forward pass is a function of tensors and of plain attributes, the same in every step.
+_LAYERS: Final = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.LayerNorm, nn.GroupNorm),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus),
+    *(LogisticRegression, Quadratic),
+    *(nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.NLLLoss),
+)
+_LOSSES: Final = (
+    *(functional.cross_entropy, functional.mse_loss, functional.l1_loss, functional.nll_loss),
+    quadratic_loss,
+)
 
 
 class ReplayedGradient:
@@ -35,29 +50,24 @@ class ReplayedGradient:
         self._replay = Replay(self._to_be_recorded, exact=True, most_bytes=_MOST_BYTES)
         self._walking: Tensor | None = None
         self._state: Hashable = None
+        self._safe = False
 
     @classmethod
     def where_safe(cls, model: FlatModel, loss: Loss) -> ReplayedGradient | None:
-        """Makes one if forward passes are known to be functions of tensors, alike in every step.
+        """Makes one if steps are known to be functions of tensors, and are not too large.
 
         Args:
             model: The model.
             loss: The loss.
 
         Returns:
-            None unless all layers and the loss are torch's own or this package's, on the CPU and
-            without buffers and hooks: what others write may count its calls, or ask Python for
-            random numbers. None also for models that are too large to gain anything.
+            None unless layers and loss are among the common ones of torch or this package's, on the
+            CPU and without buffers and hooks: what others write may count its calls, or ask Python
+            for random numbers.
         """
-        judged = [*model.module.modules()] + ([loss] if isinstance(loss, nn.Module) else [])
-        safe = (
-            all(_is_known(type(layer)) and not _has_hooks(layer) for layer in judged)
-            and (isinstance(loss, nn.Module) or _is_known(loss))
-            and not any(True for layer in judged for _ in layer.buffers())
-            and all(part.device.type == "cpu" for part in model.module.parameters())
-            and 8 * model.dim <= _MOST_BYTES  # w and the gradient alone
-        )
-        return cls(model, loss) if safe else None
+        on_cpu = all(part.device.type == "cpu" for part in model.module.parameters())
+        small = 8 * model.dim <= _MOST_BYTES  # w and the gradient alone
+        return cls(model, loss) if on_cpu and small and _are_known(model.module, loss) else None
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
         """Computes the loss of a batch and its gradient.
@@ -71,10 +81,12 @@ class ReplayedGradient:
         Returns:
             The loss, (); good until the next call.
         """
-        if self._replay.gave_up:
+        if w is not self._walking:  # another client, before which a callback may change a layer
+            self._walking = w
+            self._state = step_state(self._model.module, self._loss)
+            self._safe = _are_known(self._model.module, self._loss)
+        if self._replay.gave_up or not self._safe:
             return self._of_batch(x, y)
-        if w is not self._walking:  # another client, between which a schedule may change a layer
-            self._walking, self._state = w, plain_attributes(self._model.module, self._loss)
         value, gradient = self._replay(w, x, y, state=self._state)
         out.copy_(gradient)
         if self._replay.gave_up:
@@ -93,31 +105,21 @@ class ReplayedGradient:
         return value.detach()
 
 
-def plain_attributes(*objects: object) -> Hashable:
-    """What modules and losses hold beside tensors: a schedule may change it between rounds.
-
-    Args:
-        *objects: Modules, and functions or objects that compute a loss.
-
-    Returns:
-        Something that is equal as long as they hold the same texts and numbers.
-    """
-    parts = [
-        m for each in objects for m in (each.modules() if isinstance(each, nn.Module) else [each])
-    ]
-    return tuple(
-        value
-        for part in parts
-        for value in getattr(part, "__dict__", {}).values()
-        if isinstance(value, str | float | int)
-    )
+def _are_known(module: nn.Module, loss: Loss) -> bool:
+    layers = [*module.modules()]
+    if isinstance(loss, nn.Module):
+        layers.append(loss)
+    elif not any(loss is known for known in _LOSSES):
+        return False
+    return not has_global_hooks() and not any(map(_may_do_more, layers))
 
 
-def _is_known(what: object) -> bool:
-    return str(getattr(what, "__module__", "")).startswith(_WITHOUT_A_MIND)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return any(
-        value and name.endswith(("_hooks", "_pre_hooks")) for name, value in vars(layer).items()
+def _may_do_more(layer: nn.Module) -> bool:
+    """Whether a layer is not known, or was changed: it has buffers, hooks or its own forward."""
+    return (
+        type(layer) not in _LAYERS
+        or "forward" in vars(layer)
+        or any(value and name.endswith("_hooks") for name, value in vars(layer).items())
+        or any(True for _ in layer.buffers())
+        or any(parameter._backward_hooks for parameter in layer.parameters())
     )

@@ -22,9 +22,9 @@ from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.batched_cohort import BatchedCohort
 from fedvarp.trainers.replay import Replay
-from fedvarp.trainers.replayed_gradient import plain_attributes
 from fedvarp.trainers.sequential import gather, updates
 from fedvarp.trainers.shared_gradient import IGNORED
+from fedvarp.trainers.step_state import step_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class VectorisedTrainer(ClientTrainer):
         velocity = torch.zeros_like(local) if sgd.momentum else None
         total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
         pull = (broadcast.proximal, w) if broadcast.proximal else None
-        rate, state = sgd.rate(round), plain_attributes(self.model.module, self.loss)
+        rate, state = sgd.rate(round), step_state(self.model.module, self.loss)
         for step, sizes in enumerate(cohort.sizes):  # line 2
             x, y, mask = cohort.batch(step)
             going = len(sizes)
