@@ -82,9 +82,10 @@ class ReplayedGradient:
             The loss, (); good until the next call.
         """
         if w is not self._walking:  # another client, before which a callback may change a layer
-            self._walking = w
+            before, self._walking = self._state, w
             self._state = step_state(self._model.module, self._loss)
-            self._safe = _are_known(self._model.module, self._loss)
+            if self._state != before:
+                self._safe = _are_known(self._model.module, self._loss)
         if self._replay.gave_up or not self._safe:
             return self._of_batch(x, y)
         value, gradient = self._replay(w, x, y, state=self._state)

@@ -39,10 +39,13 @@ def has_global_hooks() -> bool:
 
 def _attributes(part: object) -> Iterator[Hashable]:
     for name, value in getattr(part, "__dict__", {}).items():
-        if isinstance(value, str | float | int | tuple | None):
-            yield name, repr(value)
-        elif name.endswith("_hooks"):
-            yield name, tuple(map(id, value.values())) if isinstance(value, dict) else id(value)
+        if value is None or isinstance(value, str | float | int):
+            yield name, value
+        elif isinstance(value, tuple):
+            yield name, repr(value)  # it may hold what has no hash
+        elif isinstance(value, dict):  # parameters, buffers, layers and hooks
+            if value:
+                yield name, tuple(value)
         elif callable(value):
             yield name, id(value)
 
