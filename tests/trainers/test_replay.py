@@ -248,6 +248,22 @@ def test_what_is_returned_may_be_written_to() -> None:
         (ones,) = replay(next(inputs()))
         assert torch.equal(ones, torch.ones(2, 3))
         ones.add_(1)
+    assert not replay.gave_up
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_other_bits_are_borne_unless_they_count(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nearly(self: object, given: tuple[Tensor, ...]) -> Tensors:
+        return tuple(result * (1 + 1e-6) for result in Counted()(*given))
+
+    monkeypatch.setattr("fedvarp.trainers.replay._Recording.replayed", nearly)
+    replay, drawn = Replay(Counted(), exact=exact), inputs()
+    for _ in range(6):
+        x = next(drawn)
+        torch.testing.assert_close(replay(x), Counted()(x))
+    assert replay.gave_up == exact
 
 
 def test_no_more_than_64_shapes_are_recorded() -> None:

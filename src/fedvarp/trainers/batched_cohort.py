@@ -79,10 +79,10 @@ class BatchedCohort:
                 rows = drawn
             else:
                 rows[torch.tensor(where).unsqueeze(1), _places(of_size, widest)] = drawn
-        batches = rows.view(len(order), -1, widest).transpose(0, 1)  # (steps, M, batch size)
+        batches = rows.view(len(order), -1, widest).transpose(0, 1).contiguous()
         in_order = batches.numel() == len(x) and len(sizes) == 1  # each is read once: one gather
         if in_order:
-            read = batches.reshape(-1)
+            read = batches.view(-1)
             x, y = (
                 part.index_select(0, read).view(*batches.shape, *part.shape[1:]) for part in (x, y)
             )
@@ -95,7 +95,7 @@ class BatchedCohort:
             corrections=torch.stack([by_client[i] for i in ordered]) if by_client else None,
             x=x.to(device),
             y=y.to(device),
-            batches=batches.contiguous().to(device),
+            batches=batches.to(device),
             in_order=in_order,
             sizes=[
                 [sizes[n][step] for n in num_examples if step < len(sizes[n])]

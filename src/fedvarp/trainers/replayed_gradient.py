@@ -32,7 +32,7 @@ _LOSSES: Final = (
 
 
 class ReplayedGradient:
-    """Loss and gradient of a batch to the bits of `FlatModel.backward`, in half the time or less.
+    """Loss and gradient of a batch to the bits of `FlatModel.backward`, in two thirds of the time.
 
     Python and autograd take longer to find out which operations a small step consists of than these
     do. Models that are not small are differentiated as ever, and those that draw random numbers.
