@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -68,14 +69,17 @@ def test_partition_gathers_and_prepares_one_client() -> None:
     assert data.num_examples.tolist() == [2, 1]
 
 
-def test_several_clients_of_a_partition_at_once() -> None:
+@pytest.mark.parametrize("prepare", [None, lambda x: x - x.mean()])
+def test_several_clients_of_a_partition_at_once(
+    prepare: Callable[[Tensor], Tensor] | None,
+) -> None:
     rows = [torch.tensor(own) for own in ([5, 0, 2], [4], [1, 3])]
-    data = from_partition(torch.arange(6.0), torch.arange(6), rows, prepare=lambda x: x - x.mean())
-    x, y, lengths = data.gathered([2, 0]) or pytest.fail("they are rows of one tensor")
-    for part, own in enumerate((2, 0)):
+    data = from_partition(torch.arange(6.0), torch.arange(6), rows, prepare=prepare)
+    x, y, at, lengths = data.gathered([2, 0]) or pytest.fail("they are rows of one tensor")
+    for own, here in zip((2, 0), torch.split(at, lengths), strict=True):
         expected = data.client(own)
-        assert torch.equal(torch.split(x, lengths)[part], expected[0])
-        assert torch.equal(torch.split(y, lengths)[part], expected[1])
+        assert torch.equal(x[here], expected[0])
+        assert torch.equal(y[here], expected[1])
     with pytest.raises(IndexError, match="no client 3: this data set has 3 clients"):
         data.gathered([0, 3])
     assert from_tensors([(x, y)]).gathered([0]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedvarp import Broadcast, LocalSGD, stream
+from fedvarp.clients import local_training
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, from_partition
@@ -82,6 +84,49 @@ def test_clients_that_are_rows_of_one_tensor(batch_size: int) -> None:
         for t in range(4):
             expected = reference.train(sent, clients, t)
             assert_same_updates(trainer.train(sent, clients, t), expected, exact=False)
+
+
+def clients_alike(module: nn.Module, sgd: LocalSGD) -> SequentialTrainer:
+    """Five clients with eight examples each, whose batches are all of one size."""
+    draws = stream(0, "rows")
+    x, y = torch.randn(40, FEATURES, generator=draws), torch.randint(3, (40,), generator=draws)
+    data = from_partition(x, y, torch.split(torch.randperm(40, generator=draws), 8))
+    return plain(data, module, sgd.model_copy(update={"batch_size": 4}))
+
+
+@pytest.mark.parametrize("sgd", SETTINGS, ids=str)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_whole_rounds_of_clients_that_are_alike(
+    sgd: LocalSGD, corrected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From some round on a round is one recording, in which Python takes no steps."""
+    reference = clients_alike(perceptron(), sgd)
+    sent = dataclasses.replace(broadcast_of(reference.model, corrected), proximal=0.0)
+    expected = [reference.train(sent, CLIENTS, t) for t in range(8)]
+    steps, direction = [], local_training.direction
+
+    def counted(*arguments: Any) -> Tensor:
+        steps.append(arguments)
+        return direction(*arguments)
+
+    monkeypatch.setattr(local_training, "direction", counted)
+    trainer, found, taken = vectorised(reference), [], []
+    for t in range(8):
+        found.append(trainer.train(sent, CLIENTS, t))
+        taken.append(len(steps))
+    for of_round, as_expected in zip(found, expected, strict=True):  # none was written over
+        assert_same_updates(of_round, as_expected, exact=False)
+    assert 0 < taken[3] == taken[-1]
+
+
+def test_a_layer_that_is_swapped_changes_whole_rounds_too() -> None:
+    module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 3))
+    reference = clients_alike(module, SGD)
+    sent, trainer = broadcast_of(reference.model), vectorised(reference)
+    for t in range(12):
+        module[1] = nn.Tanh() if t < 6 else nn.ReLU()
+        expected = reference.train(sent, CLIENTS, t)
+        assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
 
 def test_nobody_answers() -> None:

@@ -17,7 +17,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, NamedTuple, overload
 
 import torch
 from pydantic import Field, SkipValidation
@@ -36,6 +36,15 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 class DataError(FedvarpError):
     """A file or a client's data cannot be used; the message says what to do about it."""
+
+
+class Gathered(NamedTuple):
+    """The examples of several clients, as rows of tensors that may hold others' as well."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor  # (n,) int64, of one client after the other
+    lengths: list[int]  # how many of them are each client's
 
 
 @checked
@@ -123,15 +132,15 @@ class FederatedDataset:
             raise UnknownClientError(f"There is no client {i}: {self._known}")
         return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
 
-    def gathered(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]] | None:
-        """Loads several clients at once, where their examples are rows of one tensor.
+    def gathered(self, clients: Sequence[int]) -> Gathered | None:
+        """Finds several clients at once, where their examples are rows of one tensor.
 
         Args:
             clients: Their numbers.
 
         Returns:
-            x and y of all, one client after the other, and how many examples each has; None where
-            clients are loaded one by one: where `load` has no method `gathered` of its own.
+            Where their examples are; None where clients are loaded one by one: where `load` has no
+            method `gathered` of its own.
 
         Raises:
             IndexError: There is no such client.
@@ -143,8 +152,8 @@ class FederatedDataset:
         for i in (min(clients), max(clients)):
             if not 0 <= i < self.num_clients:
                 raise UnknownClientError(f"There is no client {i}: {self._known}")
-        x, y, lengths = several(clients)
-        return *_as_examples((x, y), "A cohort"), lengths
+        x, y, rows, lengths = several(clients)
+        return Gathered(*_as_examples((x, y), "A cohort"), rows, lengths)
 
     @property
     def _known(self) -> str:

@@ -17,12 +17,19 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, Unpack, cast
 
+import numpy as np
 import torch
 from pydantic import BeforeValidator, InstanceOf, SkipValidation
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from fedvarp.data.federated_dataset import Augmentation, DataError, Examples, FederatedDataset
+from fedvarp.data.federated_dataset import (
+    Augmentation,
+    DataError,
+    Examples,
+    FederatedDataset,
+    Gathered,
+)
 from fedvarp.errors import InvalidError
 from fedvarp.settings.checked import checked
 from fedvarp.tables import tensors
@@ -207,14 +214,13 @@ class _IndexLists:
 
     def gathered(self, clients: Sequence[int]) -> tuple[Tensor, list[int]]:
         """The indices of several clients, end to end, and how many each has."""
-        chosen = torch.tensor(clients, dtype=torch.int64)
-        starts, lengths = self.starts[chosen], self.lengths[chosen]
-        counts = lengths.tolist()
-        if len(set(counts)) == 1:  # a rectangle
-            return self.flat[(starts.unsqueeze(1) + torch.arange(counts[0])).flatten()], counts
-        ends = lengths.cumsum(0)
-        shift = torch.repeat_interleave(starts - ends + lengths, lengths)
-        return self.flat[shift + torch.arange(len(shift))], counts
+        # NumPy reads the same memory: on a handful of numbers its operations take a fifth of the
+        # time of torch's.
+        flat = self.flat.numpy()
+        starts, lengths = (of_all.numpy()[list(clients)] for of_all in (self.starts, self.lengths))
+        ends = lengths.cumsum()
+        within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        return torch.from_numpy(flat[np.repeat(starts, lengths) + within]), lengths.tolist()
 
 
 def _indices(given: Sequence[int] | Tensor, client: int) -> Tensor:
@@ -235,12 +241,15 @@ class _Rows:
         x = self.x[rows]
         return x if self.prepare is None else self.prepare(x), self.y[rows]
 
-    def gathered(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+    def gathered(self, clients: Sequence[int]) -> Gathered:
         rows, lengths = self.partition.gathered(clients)
-        x = self.x.index_select(0, rows)
-        if self.prepare is not None:  # may go by the client, say subtract its own mean
-            x = torch.cat([self.prepare(own) for own in torch.split(x, lengths)])
-        return x, self.y.index_select(0, rows), lengths
+        if self.prepare is None:
+            return Gathered(self.x, self.y, rows, lengths)
+        # It may go by the client, say subtract its own mean.
+        x = [self.prepare(own) for own in torch.split(self.x.index_select(0, rows), lengths)]
+        return Gathered(
+            torch.cat(x), self.y.index_select(0, rows), torch.arange(len(rows)), lengths
+        )
 
 
 @dataclass(frozen=True, eq=False)

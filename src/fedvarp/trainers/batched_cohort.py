@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Final
 
 import torch
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fedvarp.clients import local_training
 from fedvarp.clients.local_sgd import LocalSGD
-from fedvarp.data.federated_dataset import Augmentation, FederatedDataset
+from fedvarp.data.federated_dataset import Augmentation, FederatedDataset, Gathered
 from fedvarp.errors import InvalidError
 from fedvarp.randomness import stream
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.sequential import corrections_by_client
 
 _PADDING: Final = -1
+_SMALL: Final = 2**24  # bytes of inputs that are copied once for each time they are read
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +33,7 @@ class BatchedCohort:
     corrections: Tensor | None  # (M, d)
     x: Tensor  # (n, ...), the examples of all clients; (steps, M, batch size, ...) in order
     y: Tensor  # as x
-    batches: Tensor  # (steps, M, batch size) rows of x and y, or _PADDING
-    in_order: bool  # whether x and y lie as they are read: each once, all batches of one size
+    batches: Tensor | None  # (steps, M, batch size) rows of x and y, or _PADDING; None: in order
     sizes: list[list[int]]  # of each step: the batches of those who take it, who stand first
     augment: Augmentation | None
     augmenting: list[torch.Generator]
@@ -62,44 +62,33 @@ class BatchedCohort:
             ValueError: Their examples have different shapes.
         """
         device = broadcast.w.device
-        x, y, lengths = _loaded(dataset, clients)
+        x, y, rows, lengths = _loaded(dataset, clients)
         sizes = {n: tuple(sgd.batch_sizes(n)) for n in set(lengths)}
         order = sorted(range(len(clients)), key=lambda m: -len(sizes[lengths[m]]))
-        num_examples = [lengths[m] for m in order]
-        num_steps = [len(sizes[n]) for n in num_examples]
-        widest = max(max(of_size) for of_size in sizes.values())
+        ordered, num_examples = [clients[m] for m in order], [lengths[m] for m in order]
         first = list(accumulate(lengths, initial=0))
-        rows = torch.full((len(order), num_steps[0] * widest), _PADDING)
-        for n, of_size in sizes.items():  # which is all of them at once where clients are alike
-            where = [place for place, m in enumerate(order) if lengths[m] == n]
-            own = [order[place] for place in where]
-            drawn = local_training.orders(sgd, n, seed, round, [clients[m] for m in own])
-            drawn = drawn + torch.tensor([first[m] for m in own]).unsqueeze(1)
-            if drawn.shape == rows.shape:  # all of them, without padding
-                rows = drawn
-            else:
-                rows[torch.tensor(where).unsqueeze(1), _places(of_size, widest)] = drawn
-        batches = rows.view(len(order), -1, widest).transpose(0, 1).contiguous()
-        in_order = batches.numel() == len(x) and len(sizes) == 1  # each is read once: one gather
+        drawn = _batches(sgd, seed, round, ordered, sizes, num_examples, [first[m] for m in order])
+        alike = len({size for of_size in sizes.values() for size in of_size}) == len(sizes) == 1
+        # One gather for all steps, where that copies little or nothing.
+        in_order = alike and (drawn.numel() <= len(rows) or drawn.numel() * x[0].nbytes <= _SMALL)
         if in_order:
-            read = batches.view(-1)
-            x, y = (
-                part.index_select(0, read).view(*batches.shape, *part.shape[1:]) for part in (x, y)
-            )
+            rows = rows[drawn.view(-1)]
+        x, y = (part.index_select(0, rows).to(device) for part in (x, y))
+        if in_order:
+            x, y = (part.view(*drawn.shape, *part.shape[1:]) for part in (x, y))
         by_client = corrections_by_client(broadcast)
-        augment, ordered = dataset.augment, [clients[m] for m in order]
+        augment = dataset.augment
         return cls(
             order=order,
             num_examples=num_examples,
-            num_steps=num_steps,
+            num_steps=[len(sizes[n]) for n in num_examples],
             corrections=torch.stack([by_client[i] for i in ordered]) if by_client else None,
-            x=x.to(device),
-            y=y.to(device),
-            batches=batches.to(device),
-            in_order=in_order,
+            x=x,
+            y=y,
+            batches=None if in_order else drawn.to(device),
             sizes=[
-                [sizes[n][step] for n in num_examples if step < len(sizes[n])]
-                for step in range(num_steps[0])
+                [size for size in of_step if size]
+                for of_step in zip_longest(*(sizes[n] for n in num_examples))
             ],
             augment=augment,
             augmenting=[stream(seed, "augment", round, i) for i in ordered] if augment else [],
@@ -115,7 +104,7 @@ class BatchedCohort:
             Inputs (A, B, ...), targets (A, B, ...) and which of them are real; None: all.
         """
         real = None
-        if self.in_order:
+        if self.batches is None:
             x, y = self.x[step], self.y[step]
         else:
             rows = self.batches[step, : len(self.sizes[step])]
@@ -131,6 +120,29 @@ class BatchedCohort:
         return x, y, real
 
 
+def _batches(
+    sgd: LocalSGD,
+    seed: int,
+    round: int,
+    clients: Sequence[int],
+    sizes: Mapping[int, tuple[int, ...]],
+    num_examples: Sequence[int],
+    first: Sequence[int],
+) -> Tensor:
+    """(steps, M, batch size): what is read when, or _PADDING; a client's own begin at `first`."""
+    widest, most_steps = (max(map(of, sizes.values())) for of in (max, len))
+    places = torch.full((len(clients), most_steps * widest), _PADDING)
+    for n, of_size in sizes.items():  # which is all of them at once where clients are alike
+        own = [m for m, length in enumerate(num_examples) if length == n]
+        drawn = local_training.orders(sgd, n, seed, round, [clients[m] for m in own])
+        drawn = drawn + torch.tensor([first[m] for m in own]).unsqueeze(1)
+        if drawn.shape == places.shape:  # all of them, without padding
+            places = drawn
+        else:
+            places[torch.tensor(own).unsqueeze(1), _places(of_size, widest)] = drawn
+    return places.view(len(clients), most_steps, widest).transpose(0, 1).contiguous()
+
+
 @lru_cache(maxsize=1024)
 def _places(sizes: tuple[int, ...], widest: int) -> Tensor:
     """Where the examples of a client's batches stand in its padded (steps, widest) rows."""
@@ -139,13 +151,14 @@ def _places(sizes: tuple[int, ...], widest: int) -> Tensor:
     return steps * widest + within
 
 
-def _loaded(dataset: FederatedDataset, clients: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-    """The examples of all clients, one client after the other, and how many each has."""
+def _loaded(dataset: FederatedDataset, clients: list[int]) -> Gathered:
+    """The examples of all clients, one client after the other."""
     gathered = dataset.gathered(clients)
     if gathered is not None:
         return gathered
-    inputs, targets = zip(*map(dataset.client, clients), strict=True)
-    return _together(inputs), _together(targets), list(map(len, inputs))
+    inputs, targets = map(list, zip(*map(dataset.client, clients), strict=True))
+    lengths = list(map(len, inputs))
+    return Gathered(_together(inputs), _together(targets), torch.arange(sum(lengths)), lengths)
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ and whatever depends on shapes alone are there already.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -232,7 +233,7 @@ class _Operation:
     def again(self) -> Callable[[], object]:
         """Does it once more, on the same tensors, and leaves the results in those of then."""
         if self.writes:
-            return partial(self.func, *self.args, **self.kwargs)
+            return _quickest(self.func, self.args, self.kwargs)
         if self.copies:  # without torch's way around, which takes five times as long
             return partial(self.results.copy_, self.args[0])
         return self._into_results() or self._copied
@@ -246,18 +247,20 @@ class _Operation:
         reduces = any(each.name == "reduction" for each in self.func._schema.arguments)
         if reduces and results[0].ndim == 0:
             return None
+        with torch.no_grad():
+            expected = _tensors(self.func(*self.args, **self.kwargs))
         for name in self.func.overloadpacket.overloads():
             into = getattr(self.func.overloadpacket, name)
             places = _places_for_results(self.func._schema, into._schema)
             if len(places) != len(results):
                 continue
-            again = partial(into, *self.args, **self.kwargs)
             tried = [result.clone() for result in results]
             with torch.no_grad():
-                again(**dict(zip(places, tried, strict=True)))
+                into(*self.args, **self.kwargs, **dict(zip(places, tried, strict=True)))
             # Some resize what they are given, and a few then write something else.
-            if all(map(_same, tried, results)):
-                return partial(again, **dict(zip(places, results, strict=True)))
+            if all(map(_same, tried, expected)):
+                there = dict(zip(places, results, strict=True))
+                return _quickest(into, self.args, {**self.kwargs, **there})
         return None
 
     def _copied(self) -> None:
@@ -348,6 +351,27 @@ def _transposed_at_once(operations: Sequence[_Operation], results: set[int]) -> 
 def _as_they_are(tree: Any) -> Any:
     """The tensors in a tree with their shapes of now, which in-place views may change later."""
     return tree_map(lambda leaf: _aten.alias(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def _quickest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    """Calls an operation that writes to its arguments: as Python's users do, in half the time.
+
+    That is, by the function of that name in torch or the method of tensors, where on copies of the
+    arguments it is seen to do the same.
+    """
+    name = func._schema.name.removeprefix("aten::")
+    for function in filter(None, (getattr(where, name, None) for where in (torch, Tensor))):
+        ours, theirs = (_with_copies((args, kwargs)) for _ in range(2))
+        with torch.no_grad(), contextlib.suppress(RuntimeError, TypeError):
+            func(*ours[0], **ours[1])
+            function(*theirs[0], **theirs[1])
+            if all(map(_same, _tensors(ours), _tensors(theirs))):
+                return partial(function, *args, **kwargs)
+    return partial(func, *args, **kwargs)
+
+
+def _with_copies(tree: Any) -> Any:
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _places_for_results(plain: Any, other: Any) -> list[str]:

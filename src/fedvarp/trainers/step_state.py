@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from typing import Final
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+
+_PLAIN: Final = (str, float, int)  # a union written out would be made anew for each attribute
 
 
 def step_state(module: nn.Module, loss: Callable[..., Tensor]) -> Hashable:
@@ -39,7 +42,7 @@ def has_global_hooks() -> bool:
 
 def _attributes(part: object) -> Iterator[Hashable]:
     for name, value in getattr(part, "__dict__", {}).items():
-        if value is None or isinstance(value, str | float | int):
+        if value is None or isinstance(value, _PLAIN):
             yield name, value
         elif isinstance(value, tuple):
             yield name, repr(value)  # it may hold what has no hash

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from fedvarp.trainers.replay import Replay
 from fedvarp.trainers.sequential import gather, updates
 from fedvarp.trainers.shared_gradient import IGNORED
 from fedvarp.trainers.step_state import step_state
+
+_MOST_STEPS: Final = 64  # of a round that are recorded as one
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +89,13 @@ class VectorisedTrainer(ClientTrainer):
         self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
-        self.model.module.train()
+        if not all(part.training for part in self.model.module.modules()):
+            self.model.module.train()  # which takes as long as a step where it changes nothing
         local, mean_losses = self._walk(cohort, broadcast, round)
         self._refuse_changed(broadcast.buffers)
         units = {n: local_training.units(self.local_sgd, round, n) for n in set(cohort.num_steps)}
         divisors = local.new_tensor([units[n][1] for n in cohort.num_steps])
-        deltas = torch.sub(broadcast.w, local, out=local).div_(divisors.unsqueeze(1))  # line 6
+        deltas = torch.sub(broadcast.w, local).div_(divisors.unsqueeze(1))  # line 6
         back = sorted(range(len(clients)), key=cohort.order.__getitem__)
         in_order = back == list(range(len(back)))  # as where all take the same number of steps
         magnitudes = torch.maximum(-deltas.amin(1), deltas.amax(1)).tolist()
@@ -111,14 +115,52 @@ class VectorisedTrainer(ClientTrainer):
         self, cohort: BatchedCohort, broadcast: Broadcast, round: int
     ) -> tuple[Tensor, list[float]]:
         """(M, d) where the clients have come to, in the order of the cohort, and their losses."""
-        w, sgd = broadcast.w, self.local_sgd
-        local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
-        velocity = torch.zeros_like(local) if sgd.momentum else None
-        total_loss = torch.zeros(len(local), dtype=torch.float64, device=w.device)
-        pull = (broadcast.proximal, w) if broadcast.proximal else None
-        rate, state = sgd.rate(round), step_state(self.model.module, self.loss)
-        for step, sizes in enumerate(cohort.sizes):  # line 2
-            x, y, mask = cohort.batch(step)
+        w, sgd, corrections = broadcast.w, self.local_sgd, cohort.corrections
+        first, num_steps = sgd.rate(round), len(cohort.sizes)
+        rates = w.new_tensor([first * sgd.step_decay**step for step in range(num_steps)])
+        state = step_state(self.model.module, self.loss)
+        if self._is_one_recording(cohort, broadcast):
+            local, total_loss = self._walks(w, rates, cohort.x, cohort.y, corrections, state=state)
+        else:
+            local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
+            batches = ((*cohort.batch(step), sizes) for step, sizes in enumerate(cohort.sizes))
+            pull = (broadcast.proximal, w) if broadcast.proximal else None
+            total_loss = self._steps(local, rates, batches, corrections, pull, state)
+        totals = zip(total_loss.tolist(), cohort.num_steps, strict=True)
+        return local, [total / num_steps for total, num_steps in totals]
+
+    def _is_one_recording(self, cohort: BatchedCohort, broadcast: Broadcast) -> bool:
+        """Whether all steps of a round are a function of a few tensors, and not too many."""
+        plain = cohort.batches is None and cohort.augment is None and not broadcast.proximal
+        return plain and 1 < len(cohort.sizes) <= _MOST_STEPS and not self._replay.gave_up
+
+    @cached_property
+    def _walks(self) -> Replay:
+        """All steps of a round, where the clients are alike: a recording of single replays."""
+        return Replay(self._walk_of_clients_alike)
+
+    def _walk_of_clients_alike(
+        self, w: Tensor, rates: Tensor, x: Tensor, y: Tensor, corrections: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        local = w.expand(x.shape[1], -1).clone()  # line 1, (M, d)
+        sizes = [x.shape[2]] * x.shape[1]
+        batches = ((*batch, None, sizes) for batch in zip(x, y, strict=True))
+        state = step_state(self.model.module, self.loss)
+        return local, self._steps(local, rates, batches, corrections, None, state)
+
+    def _steps(
+        self,
+        local: Tensor,
+        rates: Tensor,
+        batches: Iterable[tuple[Tensor, Tensor, Tensor | None, Sequence[int]]],
+        corrections: Tensor | None,
+        pull: tuple[float, Tensor] | None,
+        state: Hashable,
+    ) -> Tensor:
+        """Moves the clients' models, (M, d); (M,) float64 the sums of their batches' losses."""
+        velocity = torch.zeros_like(local) if self.local_sgd.momentum else None
+        total_loss = torch.zeros(len(local), dtype=torch.float64, device=local.device)
+        for rate, (x, y, mask, sizes) in zip(rates, batches, strict=True):  # line 2
             going = len(sizes)
             walking = local[:going]
             if mask is not None and self.loss is not cross_entropy:  # goes through client by client
@@ -127,17 +169,15 @@ class VectorisedTrainer(ClientTrainer):
                 losses, gradient = self._replay(walking, x, y, mask, state=state)  # line 3
             total_loss[:going].add_(losses)
             direction = local_training.direction(
-                sgd,
+                self.local_sgd,
                 gradient,
                 walking,
                 None if velocity is None else velocity[:going],
-                None if cohort.corrections is None else cohort.corrections[:going],
+                None if corrections is None else corrections[:going],
                 pull,
             )
-            walking.add_(direction, alpha=-rate)  # line 4
-            rate *= sgd.step_decay
-        totals = zip(total_loss.tolist(), cohort.num_steps, strict=True)
-        return local, [total / num_steps for total, num_steps in totals]
+            walking.addcmul_(direction, rate, value=-1)  # line 4
+        return total_loss
 
     @cached_property
     def _replay(self) -> Replay:
