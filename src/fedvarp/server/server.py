@@ -244,7 +244,9 @@ class Server:
 
     def _usable(self, updates: RoundUpdates) -> RoundUpdates:
         """The replies that can be used, by client number: their order of arrival means nothing."""
-        updates = replace(updates, measured=updates.largest_entries)  # one look for all to come
+        measured = updates.largest_entries
+        if measured is not updates.measured:
+            updates = replace(updates, measured=measured)  # one look for all to come
         clients = updates.clients.tolist()
         common = self._fault_of_all(updates.deltas)
         told = zip(
@@ -252,7 +254,7 @@ class Server:
             updates.num_steps.tolist(),
             updates.gradient_counts.tolist(),
             updates.num_examples.tolist(),
-            updates.largest_entries.values,
+            measured.values,
             strict=True,
         )
         refused = {
@@ -293,7 +295,8 @@ def _fault(claims: Sequence[float]) -> str | None:
 def _refuse_overflow(updates: RoundUpdates) -> None:
     """Weights or a scale beyond all reason would make w infinite after the table has changed."""
     largest = max(updates.largest_entries.values)
-    reach = largest * float(updates.averaging_weights.abs().sum()) * updates.scale
+    weight = 1.0 if updates.weights is None else float(updates.weights.abs().sum())
+    reach = largest * weight * updates.scale
     if reach > _LARGEST_STEP:
         raise InvalidError(
             f"The step of this round would reach {reach:.1e}, with replies of at most "

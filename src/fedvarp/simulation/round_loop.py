@@ -129,6 +129,8 @@ class Simulation:
             weights = [weight_of[client] for client in updates.clients.tolist()]
             weighted = torch.tensor(weights, dtype=torch.float64)
             updates = dataclasses.replace(updates, weights=weighted)
+        if self.mean_steps == 1.0:
+            return updates
         return dataclasses.replace(updates, scale=updates.scale * self.mean_steps)
 
     @cached_property

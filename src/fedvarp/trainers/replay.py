@@ -41,6 +41,8 @@ _UNWRITTEN: Final = (
     *(_aten.new_empty, _aten.new_empty_strided),
 )
 
+_SEVERAL: Final = (tuple, list)
+
 _logger = logging.getLogger(__name__)
 
 
@@ -240,7 +242,7 @@ class _Operation:
 
     def _into_results(self) -> Callable[[], object] | None:
         """Its version that is told where to write; None if there is none that does just that."""
-        results = self.results if isinstance(self.results, tuple | list) else (self.results,)
+        results = self._as_tuple(self.results)
         if not all(isinstance(result, Tensor) for result in results):
             return None
         # Losses are reduced in the memory of their result, which some of them resize for that.
@@ -264,10 +266,15 @@ class _Operation:
         return None
 
     def _copied(self) -> None:
-        new = tree_leaves(self.func(*self.args, **self.kwargs))
-        for place, result in zip(tree_leaves(self.results), new, strict=True):
+        new = self.func(*self.args, **self.kwargs)
+        for place, result in zip(self._as_tuple(self.results), self._as_tuple(new), strict=True):
             if isinstance(place, Tensor):
                 place.copy_(result)
+
+    @staticmethod
+    def _as_tuple(results: Any) -> Sequence[Any]:
+        """Results of an operation, one or several: `tree_leaves` takes as long as the operation."""
+        return results if isinstance(results, _SEVERAL) else (results,)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
