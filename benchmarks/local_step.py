@@ -1,10 +1,11 @@
-"""One local step of LeNet-5 on one thread, beside other ways to take it."""
+"""One local step of LeNet-5 on one thread, beside other ways to take it; and where it goes."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.functional import conv2d, cross_entropy, max_pool2d, pad, relu
 from benchmarks.timing import interleaved, table
 from fedvarp import stream
 from fedvarp.models import LeNet5, initialised
+from fedvarp.system.processes import keep_freed_memory
 from fedvarp.trainers.threads import torch_threads
 
 BATCH = 64
@@ -46,6 +48,12 @@ def padded_inputs(channels: int) -> Callable[[LeNet5, Tensor], Tensor]:
 
 
 def measure(repeats: int = 60) -> str:
+    keep_freed_memory()
+    with torch_threads(1):
+        return "\n".join([_ways(repeats), _parts(repeats)])
+
+
+def _ways(repeats: int) -> str:
     net = initialised(LeNet5, seed=0)
     draw = stream(0, "images")
     images = torch.randn(BATCH, 3, 32, 32, generator=draw)
@@ -68,21 +76,59 @@ def measure(repeats: int = 60) -> str:
             with torch.backends.mkldnn.flags(enabled=False):
                 return step()()
 
-    with torch_threads(1):
-        seconds = interleaved(
-            {
-                AS_IT_IS: step(),
-                "conv1's six channels, not eight": step(six_channels),
-                "images padded to 4 channels": step(padded_inputs(4)),
-                "images padded to 8 channels": step(padded_inputs(8)),
-                "channels first": step(inputs=images),
-                "without oneDNN": without_onednn,
-                "the last batch, of 8 images": step(inputs=x[:8]),
-            },
-            repeats,
-            clock=time.thread_time,
-        )
+    seconds = interleaved(
+        {
+            AS_IT_IS: step(),
+            "conv1's six channels, not eight": step(six_channels),
+            "images padded to 4 channels": step(padded_inputs(4)),
+            "images padded to 8 channels": step(padded_inputs(8)),
+            "channels first": step(inputs=images),
+            "without oneDNN": without_onednn,
+            "the last batch, of 8 images": step(inputs=x[:8]),
+        },
+        repeats,
+        clock=time.thread_time,
+    )
     least = seconds[AS_IT_IS]
     rows = [[name, f"{s * 1e3:.1f} ms", f"{s / least:.2f}"] for name, s in seconds.items()]
     title = f"Loss and gradient of {BATCH} images, LeNet-5, one thread"
     return table(title, ["", "step, processor time", "ratio to the first"], rows)
+
+
+def _parts(repeats: int) -> str:
+    """The convolutions of a step, with what a matrix product of this machine reaches."""
+    draw = stream(0, "layers")
+    runs: dict[str, Callable[[], object]] = {}
+    operations: dict[str, int] = {}
+    for name, inputs, outputs, size in (("conv1", 3, 8, 32), ("conv2", 8, 16, 14)):
+        x = torch.randn(BATCH, inputs, size, size, generator=draw).to(memory_format=_LAST)
+        weight = torch.randn(outputs, inputs, 5, 5, generator=draw).to(memory_format=_LAST)
+        bias = torch.zeros(outputs)
+        above = conv2d(x, weight, bias)
+        runs[f"{name}, forwards"] = partial(conv2d, x, weight, bias)
+        runs[f"{name}, gradient of its weights"] = partial(
+            _backward, above, x, weight, [False, True, True]
+        )
+        if name == "conv2":  # nobody asks for the gradient of the images
+            runs[f"{name}, gradient of its inputs"] = partial(
+                _backward, above, x, weight, [True, False, False]
+            )
+        count = 2 * above.numel() * inputs * 25  # a product and a sum for each weight it meets
+        operations |= {part: count for part in runs if part.startswith(name)}
+    square = torch.randn(512, 512, generator=draw)
+    runs["a matrix product, 512 x 512"] = partial(torch.mm, square, square)
+    operations["a matrix product, 512 x 512"] = 2 * 512**3
+    seconds = interleaved(runs, repeats, clock=time.thread_time)
+    rows = [
+        [name, f"{s * 1e3:.2f} ms", f"{operations[name] / s / 1e9:.0f}"]
+        for name, s in seconds.items()
+    ]
+    title = f"Convolutions of that step, {BATCH} images, one thread"
+    return table(title, ["", "processor time", "billion operations a second"], rows)
+
+
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, of: list[bool]) -> object:
+    strides, nothing = [1, 1], [0, 0]
+    return torch.ops.aten.convolution_backward(
+        gradient, x, weight, [len(weight)], strides, nothing, [1, 1], False, nothing, 1, of
+    )

@@ -51,8 +51,9 @@ def keep_freed_memory() -> bool:
     """Lets this process reuse freed memory in place of giving it back to the system.
 
     Each local step frees its activations, and by default the next step has them mapped and zeroed
-    anew: thousands of page faults for one LeNet-5 client. Called by the command line and by the
-    workers of `ParallelTrainer`; a script that trains in its own process may call it first.
+    anew: thousands of page faults for one LeNet-5 client. Called by the command line, the workers
+    of `ParallelTrainer` and Ray's actors; a script that trains in its own process may call it
+    first.
 
     Returns:
         Whether this system has the setting.

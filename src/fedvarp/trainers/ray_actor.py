@@ -20,6 +20,7 @@ from fedvarp.clients.local_training import Loss
 from fedvarp.data.federated_dataset import FederatedDataset
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
+from fedvarp.system.processes import keep_freed_memory
 from fedvarp.trainers.replayed_gradient import ReplayedGradient
 from fedvarp.trainers.sequential import SequentialTrainer
 
@@ -53,6 +54,7 @@ class ClientActor:
     def __init__(self, dataset: FederatedDataset, job: TrainingJob) -> None:
         import ray
 
+        keep_freed_memory()
         torch.set_num_threads(1)  # the sums of floats depend on it
         _register(ray)
         own = copy.deepcopy(job)  # shared memory is read-only, and buffers will be written
