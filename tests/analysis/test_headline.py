@@ -71,6 +71,18 @@ def test_of_several_rates_the_best_is_told(tmp_path: Path) -> None:
     assert "lr=0.1" not in said
 
 
+def test_the_end_is_told_of_the_rates_that_end_best(tmp_path: Path) -> None:
+    """Which need not be those that get to the target first."""
+    write_run(tmp_path / "a", [0.1, 0.5, 0.5], algorithm="fedavg", lr=0.3)
+    write_run(tmp_path / "b", [0.1, 0.2, 0.6], algorithm="fedavg", lr=0.1)
+    write_run(tmp_path / "v", [0.1, 0.5, 0.4], lr=0.3)
+    write_run(tmp_path / "w", [0.1, 0.2, 0.7], lr=0.1)
+    said = headline(compare([tmp_path], target=0.5, smooth=1))
+    assert "FedAvg (lr=0.3) and FedVARP (lr=0.3) get to 50 % test accuracy together" in said
+    assert "At the end FedVARP (lr=0.1) has the most accuracy, 70.0 %" in said
+    assert "and FedAvg (lr=0.1) the least, 60.0 %" in said
+
+
 def test_nobody_is_first_where_all_arrive_together(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg")
     write_run(tmp_path / "v", [0.1, 0.6])

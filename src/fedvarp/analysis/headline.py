@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fedvarp.analysis.comparison import BASELINE, Comparison, Row
@@ -22,27 +22,42 @@ def headline(comparison: Comparison) -> str:
     Returns:
         Sentences; empty where there is nothing to compare.
     """
-    rows = _best_of_each(comparison.rows)
+    rows = _best_of_each(comparison.rows, _by_arrival)
     if len(rows) < 2:
         return ""
-    sentences = [_of_the_first(comparison, rows), _of_the_end(rows), _of_costs(rows)]
+    at_the_end = _best_of_each(comparison.rows, _by_end)
+    sentences = [_of_the_first(comparison, rows), _of_the_end(at_the_end), _of_costs(rows)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _best_of_each(rows: Sequence[Row]) -> list[Row]:
-    """One row for each algorithm, however many rates were tried: the one that gets there first."""
+def _best_of_each(rows: Sequence[Row], rank: Callable[[Row], tuple[float, float]]) -> list[Row]:
+    """One row for each algorithm, however many rates were tried: that of the lowest rank."""
     best: dict[str, Row] = {}
     for row in rows:
         name = row.group.algorithm
-        if name not in best or _rank(row) < _rank(best[name]):
+        if name not in best or rank(row) < rank(best[name]):
             best[name] = row
     return list(best.values())
 
 
-def _rank(row: Row) -> tuple[float, float]:
+def _by_arrival(row: Row) -> tuple[float, float]:
+    """Who gets to the target first, then who ends best."""
     rounds = row.smoothed.mean_rounds if row.smoothed is not None else None
-    accuracy = row.late_accuracy or row.final_accuracy
-    return math.inf if rounds is None else rounds, 0.0 if accuracy is None else -accuracy.mean
+    return math.inf if rounds is None else rounds, _end(row)
+
+
+def _by_end(row: Row) -> tuple[float, float]:
+    """Who ends best, then who got to the target first."""
+    rounds, end = _by_arrival(row)
+    return end, rounds
+
+
+def _end(row: Row) -> float:
+    """Lower is better: the training loss, where there is no accuracy."""
+    accuracy, loss = row.late_accuracy or row.final_accuracy, row.train_loss
+    if accuracy is not None:
+        return -accuracy.mean
+    return math.inf if loss is None else loss.mean
 
 
 def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
