@@ -36,6 +36,33 @@ def test_what_a_model_keeps_from_an_evaluation_can_be_trained_with() -> None:
     assert result.server.round == 7
 
 
+class Blurred(nn.Module):
+    """Draws whenever it is called; if forked, without a trace in torch's generator."""
+
+    def __init__(self, forked: bool) -> None:
+        super().__init__()
+        self.linear, self.forked = linear(), forked
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[], enabled=self.forked):
+            noise = torch.randn_like(x)
+        logits: Tensor = self.linear(x + noise)
+        return logits
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_a_model_draws_is_keyed_and_leaves_torchs_generator_alone(forked: bool) -> None:
+    model = FlatModel(seeded(lambda: Blurred(forked)))
+    evaluator = Evaluator(dataset(), model, cross_entropy)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(evaluator.evaluate(model.vector(), {}))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1]
+
+
 def evaluated(data: FederatedDataset, **settings: Any) -> dict[str, float]:
     features = data.client(0)[0].shape[1]
     model = FlatModel(seeded(lambda: nn.Linear(features, data.num_classes or CLASSES)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -161,8 +162,36 @@ def test_what_would_keep_too_much_memory_is_called_as_it_is(
         for rows in (2, 50):
             x = next(inputs(rows))
             assert_same(replay(x), oracle(x))
-    assert counted.calls == 4 + 8
+    assert counted.calls == 4 + 9  # a recording that grows too large is broken off
     assert not caplog.messages
+
+
+def test_a_recording_is_broken_off_before_it_is_larger_than_it_may_be() -> None:
+    taken: list[int] = []
+
+    def wasteful(x: Tensor) -> Tensors:
+        for step in range(100):
+            taken.append(step)
+            x = x + 1.0
+        return (x,)
+
+    replay = Replay(wasteful, most_bytes=10 * 4000)
+    for _ in range(4):
+        assert_same(replay(torch.zeros(1000)), (torch.full((1000,), 100.0),))
+    assert 4 * 100 < len(taken) <= 4 * 100 + 10
+
+
+def test_copies_record_for_themselves() -> None:
+    replay = Replay(weights_gradient)
+    x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 4)
+    for _ in range(5):
+        replay(x, g)
+    assert replay.is_ready(x, g)
+    copied = copy.deepcopy(replay)
+    assert not copied.is_ready(x, g)
+    for _ in range(5):
+        x, g = torch.randn(3, 5, 6), torch.randn(3, 5, 4)
+        torch.testing.assert_close(copied(x, g), (g.mT @ x,))
 
 
 def weights_gradient(x: Tensor, g: Tensor) -> Tensors:

@@ -102,7 +102,7 @@ def test_whole_rounds_of_clients_that_are_alike(
     """From some round on a round is one recording, in which Python takes no steps."""
     reference = clients_alike(perceptron(), sgd)
     sent = dataclasses.replace(broadcast_of(reference.model, corrected), proximal=0.0)
-    expected = [reference.train(sent, CLIENTS, t) for t in range(8)]
+    expected = [reference.train(sent, CLIENTS, t) for t in range(10)]
     steps, direction = [], local_training.direction
 
     def counted(*arguments: Any) -> Tensor:
@@ -111,20 +111,20 @@ def test_whole_rounds_of_clients_that_are_alike(
 
     monkeypatch.setattr(local_training, "direction", counted)
     trainer, found, taken = vectorised(reference), [], []
-    for t in range(8):
+    for t in range(10):
         found.append(trainer.train(sent, CLIENTS, t))
         taken.append(len(steps))
     for of_round, as_expected in zip(found, expected, strict=True):  # none was written over
         assert_same_updates(of_round, as_expected, exact=False)
-    assert 0 < taken[3] == taken[-1]
+    assert 0 < taken[6] == taken[-1]
 
 
 def test_a_layer_that_is_swapped_changes_whole_rounds_too() -> None:
     module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 3))
     reference = clients_alike(module, SGD)
     sent, trainer = broadcast_of(reference.model), vectorised(reference)
-    for t in range(12):
-        module[1] = nn.Tanh() if t < 6 else nn.ReLU()
+    for t in range(20):
+        module[1] = nn.Tanh() if t < 10 else nn.ReLU()
         expected = reference.train(sent, CLIENTS, t)
         assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
@@ -267,6 +267,48 @@ def test_attributes_that_change_between_rounds_count() -> None:
         module.temperature = 1.0 + t // 4
         expected = reference.train(sent, CLIENTS, t)
         assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
+
+
+def test_buffers_and_tensors_that_are_replaced_between_rounds_count() -> None:
+    module = seeded(Shifted)
+    module.scale = torch.ones(FEATURES)
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] * module.scale,))
+    reference = plain(module=module)
+    sent, trainer = dataclasses.replace(broadcast_of(reference.model), buffers={}), None
+    for t in range(12):
+        trainer = trainer or vectorised(reference)
+        if t % 4 == 0:
+            module.shift = torch.full((FEATURES,), float(t))
+            module.scale = torch.full((FEATURES,), 1.0 + t)
+        expected = reference.train(sent, CLIENTS, t)
+        assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
+
+
+class HalfFrozen(nn.Module):
+    """Keeps a part in evaluation mode while the rest trains, as is usual for pretrained ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.inner = nn.Dropout(0.5), perceptron()
+
+    def train(self, mode: bool = True) -> HalfFrozen:
+        super().train(mode)
+        self.part.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(self.part(x))
+        return logits
+
+
+def test_a_module_that_says_itself_what_training_is_is_asked() -> None:
+    assert_it_is_the_plain_loop(plain(module=HalfFrozen()))
+
+
+def test_the_padding_of_an_embedding_is_not_trained_by_mistake() -> None:
+    module = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten())
+    with pytest.raises(ValueError, match=r"padding_idx.*parallel"):
+        vectorised(plain(module=module))
 
 
 @pytest.mark.parametrize(

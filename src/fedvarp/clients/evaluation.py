@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedvarp.clients.draws import random_subset
 from fedvarp.clients.fairness import PerClient, fairness
+from fedvarp.clients.known_layers import are_known
 from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.metrics import Metric, MetricError, measure
@@ -112,31 +114,18 @@ class Evaluator:
         if buffers:
             self.model.load_buffers(buffers)
         self.model.module.eval()
-        with torch.no_grad():
-            return self._unkeyed(start, stop, w.device) or [
-                self._keyed(part, w.device) for part in range(start, stop)
-            ]
-
-    def _unkeyed(self, start: int, stop: int, device: torch.device) -> list[list[float]]:
-        """The scores if nothing in them is drawn at random; else none.
-
-        To key the draws of a part takes as long as to evaluate a small client, and hardly any model
-        draws when it is evaluated.
-        """
-        if device.type != "cpu":
-            return []
-        found, before = [], torch.get_rng_state()
+        # To key the draws of a part takes as long as to evaluate a small client.
+        draws = bool(self.metrics) or not are_known(self.model.module, self.loss)
+        found = []
         for part in range(start, stop):
-            found.append(self._score(part, device))
-            looked_at = part in (start, stop - 1)  # most that draw do so from the first part on
-            if looked_at and not torch.equal(torch.get_rng_state(), before):
-                torch.set_rng_state(before)
-                return []
+            keyed = (
+                layers_draw_from(stream(self.seed, "evaluation", part), w.device)
+                if draws
+                else contextlib.nullcontext()
+            )
+            with torch.no_grad(), keyed:
+                found.append(self._score(part, w.device))
         return found
-
-    def _keyed(self, part: int, device: torch.device) -> list[float]:
-        with layers_draw_from(stream(self.seed, "evaluation", part), device):
-            return self._score(part, device)
 
     def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
         """Adds the scores of all parts up.

@@ -295,7 +295,7 @@ def _fault(claims: Sequence[float]) -> str | None:
 def _refuse_overflow(updates: RoundUpdates) -> None:
     """Weights or a scale beyond all reason would make w infinite after the table has changed."""
     largest = max(updates.largest_entries.values)
-    weight = 1.0 if updates.weights is None else float(updates.weights.abs().sum())
+    weight = 1.0 if updates.weights is None else float(updates.weights.double().abs().sum())
     reach = largest * weight * updates.scale
     if reach > _LARGEST_STEP:
         raise InvalidError(

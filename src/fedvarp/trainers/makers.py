@@ -22,7 +22,7 @@ from fedvarp.trainers.ray import RayTrainer
 from fedvarp.trainers.replayed_gradient import ReplayedGradient
 from fedvarp.trainers.sequential import SequentialTrainer
 from fedvarp.trainers.settings import TRAINERS
-from fedvarp.trainers.vectorised import VectorisedTrainer
+from fedvarp.trainers.vectorised import VectorisedTrainer, leaves_out_padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,8 @@ def make_auto(parts: TrainerParts) -> AutoTrainer:
         candidates["parallel"] = Candidate(make_parallel(parts), exact=exact, for_long_rounds=True)
     if parts.local_sgd.optimizer is not None:
         not_tried["vectorised"] = "it takes steps of SGD alone"
+    elif leaves_out_padding(parts.model.module):
+        not_tried["vectorised"] = "it would train the padding of an embedding"
     elif not parts.compile and not (parts.exact and parts.on_cpu):
         # A GPU's kernels add up in an order of their own: there are no bits to keep to.
         candidates["vectorised"] = Candidate(make_vectorised(parts), exact=False)

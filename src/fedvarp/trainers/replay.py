@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -42,12 +42,17 @@ _UNWRITTEN: Final = (
 )
 
 _SEVERAL: Final = (tuple, list)
+_MISFITS: Final = (RuntimeError, TypeError, ValueError, IndexError)  # of a namesake of an operation
 
 _logger = logging.getLogger(__name__)
 
 
 class _UnrecordableError(Exception):
     """An operation cannot be replayed."""
+
+
+class _TooLargeError(Exception):
+    """A recording would keep more memory than it may."""
 
 
 @dataclass(eq=False)
@@ -112,6 +117,23 @@ class Replay:
             return self._checked(kind, kind.recording, inputs)
         return kind.recording.replayed(inputs)
 
+    def is_ready(self, *inputs: Tensor | None, state: Hashable = None) -> bool:
+        """Whether a call with inputs of these shapes would be a replay.
+
+        Args:
+            *inputs: What it would be called with.
+            state: What else it depends on.
+
+        Returns:
+            Whether there is a recording that was held to the function.
+        """
+        kind = self._kinds.get((state, *map(_kind_of, inputs)))
+        return kind is not None and kind.checked
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies record for themselves: operations are bound to the memory of their recording."""
+        return {**vars(self), "_kinds": {}, "_bytes_kept": 0}
+
     def _recorded(self, kind: _Kind, inputs: tuple[Tensor | None, ...]) -> Tensors:
         """Calls the function, and records it if it is time to."""
         kind.calls += 1
@@ -130,18 +152,18 @@ class Replay:
         copies = tuple(None if given is None else given.clone() for given in inputs)
         if self.exact and list(map(_kind_of, copies)) != list(map(_kind_of, inputs)):
             return None, ()  # memory with gaps is added up in another order
-        recorder = _Recorder()
-        with recorder:
-            results = self.function(*copies)
+        recorder = _Recorder(self.most_bytes - self._bytes_kept - _num_bytes(copies))
+        try:
+            with recorder:
+                results = self.function(*copies)
+        except _TooLargeError as error:
+            if self.exact:
+                raise _UnrecordableError(str(error)) from None
+            return None, self.function(*inputs)
         operations = recorder.operations
         if any(op.written & _memory(copies) for op in operations):
             raise _UnrecordableError("it changes what it is given")
-        bytes_kept = _num_bytes((copies, [op.results for op in operations]))
-        if self._bytes_kept + bytes_kept > self.most_bytes:
-            if self.exact:
-                raise _UnrecordableError(f"a recording would keep {bytes_kept} bytes")
-            return None, results
-        self._bytes_kept += bytes_kept
+        self._bytes_kept += _num_bytes(copies) + recorder.bytes_kept
         repeated = _to_be_repeated(operations, results, self.exact)
         return _Recording(copies, [op.again() for op in repeated], results), results
 
@@ -234,6 +256,8 @@ class _Operation:
 
     def again(self) -> Callable[[], object]:
         """Does it once more, on the same tensors, and leaves the results in those of then."""
+        if any(isinstance(result, _SEVERAL) for result in self._as_tuple(self.results)):
+            raise _UnrecordableError(f"{self.func} gives lists within its results")
         if self.writes:
             return _quickest(self.func, self.args, self.kwargs)
         if self.copies:  # without torch's way around, which takes five times as long
@@ -280,9 +304,15 @@ class _Operation:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
     """Writes down the operations below `vmap` and autograd, which have done their part by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[_Operation] = []
+        self._most_bytes = most_bytes
+        self._bytes: dict[int, int] = {}  # by memory: what is recorded stays, and so does its place
+
+    @property
+    def bytes_kept(self) -> int:
+        return sum(self._bytes.values())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -297,7 +327,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             raise _UnrecordableError(f"{func} depends on the numbers it is given, or draws some")
         results = func(*args, **kwargs)
         if torch.Tag.inplace_view not in func.tags:  # which change how memory is looked at
-            self.operations.append(_Operation(func, *_as_they_are((args, kwargs, results))))
+            operation = _Operation(func, *_as_they_are((args, kwargs, results)))
+            self.operations.append(operation)
+            made = operation.made
+            self._bytes |= {where: n for where, n in _bytes_by_memory(results) if where in made}
+            if self.bytes_kept > self._most_bytes:
+                raise _TooLargeError(f"a recording would keep more than {self._most_bytes} bytes")
         return results
 
 
@@ -369,7 +404,7 @@ def _quickest(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calla
     name = func._schema.name.removeprefix("aten::")
     for function in filter(None, (getattr(where, name, None) for where in (torch, Tensor))):
         ours, theirs = (_with_copies((args, kwargs)) for _ in range(2))
-        with torch.no_grad(), contextlib.suppress(RuntimeError, TypeError):
+        with torch.no_grad(), contextlib.suppress(*_MISFITS):
             func(*ours[0], **ours[1])
             function(*theirs[0], **theirs[1])
             if all(map(_same, _tensors(ours), _tensors(theirs))):
@@ -397,9 +432,13 @@ def _memory(of: object) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in _tensors(of)}
 
 
+def _bytes_by_memory(of: object) -> Iterable[tuple[int, int]]:
+    storages = (tensor.untyped_storage() for tensor in _tensors(of))
+    return ((storage._cdata, storage.nbytes()) for storage in storages)
+
+
 def _num_bytes(of: object) -> int:
-    by_memory = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(of)}
-    return sum(by_memory.values())
+    return sum(dict(_bytes_by_memory(of)).values())
 
 
 def _kind_of(value: Tensor | None) -> Hashable:

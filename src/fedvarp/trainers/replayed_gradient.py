@@ -6,29 +6,15 @@ from collections.abc import Hashable
 from typing import Final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
+from fedvarp.clients.known_layers import are_known
 from fedvarp.clients.local_training import Loss
-from fedvarp.models import LogisticRegression, Quadratic, quadratic_loss
 from fedvarp.server.flat_model import FlatModel
 from fedvarp.trainers.replay import Replay, Tensors
-from fedvarp.trainers.step_state import has_global_hooks, step_state
+from fedvarp.trainers.step_state import step_state
 
 _MOST_BYTES: Final = 2**20  # of what a step computes; a larger one hides what Python costs
-
-# Whose forward pass is a function of tensors and of plain attributes, the same in every step.
-_LAYERS: Final = (
-    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.LayerNorm, nn.GroupNorm),
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus),
-    *(LogisticRegression, Quadratic),
-    *(nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.NLLLoss),
-)
-_LOSSES: Final = (
-    *(functional.cross_entropy, functional.mse_loss, functional.l1_loss, functional.nll_loss),
-    quadratic_loss,
-)
 
 
 class ReplayedGradient:
@@ -67,7 +53,7 @@ class ReplayedGradient:
         """
         on_cpu = all(part.device.type == "cpu" for part in model.module.parameters())
         small = 8 * model.dim <= _MOST_BYTES  # w and the gradient alone
-        return cls(model, loss) if on_cpu and small and _are_known(model.module, loss) else None
+        return cls(model, loss) if on_cpu and small and are_known(model.module, loss) else None
 
     def __call__(self, w: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
         """Computes the loss of a batch and its gradient.
@@ -85,7 +71,7 @@ class ReplayedGradient:
             before, self._walking = self._state, w
             self._state = step_state(self._model.module, self._loss)
             if self._state != before:
-                self._safe = _are_known(self._model.module, self._loss)
+                self._safe = are_known(self._model.module, self._loss)
         if self._replay.gave_up or not self._safe:
             return self._of_batch(x, y)
         value, gradient = self._replay(w, x, y, state=self._state)
@@ -104,23 +90,3 @@ class ReplayedGradient:
         value = self._loss(self._model.module(x), y)
         self._model.backward(value)
         return value.detach()
-
-
-def _are_known(module: nn.Module, loss: Loss) -> bool:
-    layers = [*module.modules()]
-    if isinstance(loss, nn.Module):
-        layers.append(loss)
-    elif not any(loss is known for known in _LOSSES):
-        return False
-    return not has_global_hooks() and not any(map(_may_do_more, layers))
-
-
-def _may_do_more(layer: nn.Module) -> bool:
-    """Whether a layer is not known, or was changed: it has buffers, hooks or its own forward."""
-    return (
-        type(layer) not in _LAYERS
-        or "forward" in vars(layer)
-        or any(value and name.endswith("_hooks") for name, value in vars(layer).items())
-        or any(True for _ in layer.buffers())
-        or any(parameter._backward_hooks for parameter in layer.parameters())
-    )

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+
+from fedvarp.clients.known_layers import has_global_hooks
 
 _PLAIN: Final = (str, float, int)  # a union written out would be made anew for each attribute
 
@@ -19,8 +20,8 @@ def step_state(module: nn.Module, loss: Callable[..., Tensor]) -> Hashable:
         loss: A module, a function or another object that computes the loss.
 
     Returns:
-        Something that is equal as long as layers, their attributes, hooks and frozen parameters
-        are the same. What attributes that are objects hold themselves is not looked at.
+        Something that is equal as long as layers, their attributes, hooks, buffers and frozen
+        parameters are the same. What attributes that are objects hold themselves is not looked at.
     """
     parts: list[object] = [*module.modules()]
     parts += loss.modules() if isinstance(loss, nn.Module) else [loss]
@@ -28,16 +29,8 @@ def step_state(module: nn.Module, loss: Callable[..., Tensor]) -> Hashable:
         has_global_hooks(),
         tuple((type(part), tuple(_attributes(part))) for part in parts),
         tuple(map(_of_parameter, module.parameters())),
+        tuple(map(_memory, module.buffers())),
     )
-
-
-def has_global_hooks() -> bool:
-    """Whether something is done whenever any layer of any model is called.
-
-    Returns:
-        Whether torch knows of such hooks.
-    """
-    return bool(_has_any_global_hook())  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 def _attributes(part: object) -> Iterator[Hashable]:
@@ -49,6 +42,8 @@ def _attributes(part: object) -> Iterator[Hashable]:
         elif isinstance(value, dict):  # parameters, buffers, layers and hooks
             if value:
                 yield name, tuple(value)
+        elif isinstance(value, Tensor):
+            yield name, _memory(value)
         elif callable(value):
             yield name, id(value)
 
@@ -56,5 +51,10 @@ def _attributes(part: object) -> Iterator[Hashable]:
 def _of_parameter(parameter: nn.Parameter) -> Hashable:
     """Trained ones walk; frozen ones are read where they are."""
     trained = parameter.requires_grad
-    where = None if trained else parameter.untyped_storage()._cdata
+    where = None if trained else _memory(parameter)
     return trained, where, bool(parameter._backward_hooks)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where it is read; a recording keeps that alive, so that nothing else comes to lie there."""
+    return int(tensor.untyped_storage()._cdata)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
@@ -48,7 +48,8 @@ class VectorisedTrainer(ClientTrainer):
         seed: The run's seed.
 
     Raises:
-        ValueError: Clients are to take other steps than those of SGD.
+        ValueError: Clients are to take other steps than those of SGD, or the model has an embedding
+            with padding.
     """
 
     dataset: FederatedDataset
@@ -63,6 +64,12 @@ class VectorisedTrainer(ClientTrainer):
                 f'trainer="vectorised" takes steps of SGD for all clients at once, and '
                 f"local_sgd.optimizer is {self.local_sgd.optimizer.name!r}; "
                 f'trainer="parallel" takes any optimiser.'
+            )
+        if leaves_out_padding(self.model.module):
+            raise InvalidError(
+                'trainer="vectorised": the padding of an nn.Embedding (padding_idx) is left out of '
+                "its gradients, but not of those that torch takes for several clients at once. "
+                'trainer="parallel" takes any model.'
             )
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
@@ -89,8 +96,8 @@ class VectorisedTrainer(ClientTrainer):
         self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
-        if not all(part.training for part in self.model.module.modules()):
-            self.model.module.train()  # which takes as long as a step where it changes nothing
+        if any(map(_has_to_be_told, self.model.module.modules())):
+            self.model.module.train()
         local, mean_losses = self._walk(cohort, broadcast, round)
         self._refuse_changed(broadcast.buffers)
         units = {n: local_training.units(self.local_sgd, round, n) for n in set(cohort.num_steps)}
@@ -119,20 +126,27 @@ class VectorisedTrainer(ClientTrainer):
         first, num_steps = sgd.rate(round), len(cohort.sizes)
         rates = w.new_tensor([first * sgd.step_decay**step for step in range(num_steps)])
         state = step_state(self.model.module, self.loss)
-        if self._is_one_recording(cohort, broadcast):
+        local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
+        if self._is_one_recording(cohort, broadcast, local, state):
             local, total_loss = self._walks(w, rates, cohort.x, cohort.y, corrections, state=state)
         else:
-            local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
             batches = ((*cohort.batch(step), sizes) for step, sizes in enumerate(cohort.sizes))
             pull = (broadcast.proximal, w) if broadcast.proximal else None
             total_loss = self._steps(local, rates, batches, corrections, pull, state)
         totals = zip(total_loss.tolist(), cohort.num_steps, strict=True)
         return local, [total / num_steps for total, num_steps in totals]
 
-    def _is_one_recording(self, cohort: BatchedCohort, broadcast: Broadcast) -> bool:
-        """Whether all steps of a round are a function of a few tensors, and not too many."""
+    def _is_one_recording(
+        self, cohort: BatchedCohort, broadcast: Broadcast, local: Tensor, state: Hashable
+    ) -> bool:
+        """Whether all steps of a round are a function of a few tensors, and of replayed steps.
+
+        Steps that are not replayed have results of their own each, which would all be kept.
+        """
         plain = cohort.batches is None and cohort.augment is None and not broadcast.proximal
-        return plain and 1 < len(cohort.sizes) <= _MOST_STEPS and not self._replay.gave_up
+        if not plain or not 1 < len(cohort.sizes) <= _MOST_STEPS:
+            return False
+        return self._replay.is_ready(local, cohort.x[0], cohort.y[0], None, state=state)
 
     @cached_property
     def _walks(self) -> Replay:
@@ -248,6 +262,21 @@ class VectorisedTrainer(ClientTrainer):
                 f"The model changes its buffers {', '.join(changed)} while it trains, which cannot "
                 f'be done for several clients at once; trainer="parallel" takes any model.'
             )
+
+
+def leaves_out_padding(module: nn.Module) -> bool:
+    """Whether some rows of an embedding are not to be trained, which `vmap` does not know.
+
+    Args:
+        module: The model.
+    """
+    layers = (part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    return any(layer.padding_idx is not None for layer in layers)
+
+
+def _has_to_be_told(part: nn.Module) -> bool:
+    """Whether `train()` may change a layer; it takes as long as a step where it changes none."""
+    return not part.training or type(part).train is not nn.Module.train
 
 
 def _mean_cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
