@@ -274,9 +274,9 @@ def test_buffers_and_tensors_that_are_replaced_between_rounds_count() -> None:
     module.scale = torch.ones(FEATURES)
     module.register_forward_pre_hook(lambda module, inputs: (inputs[0] * module.scale,))
     reference = plain(module=module)
-    sent, trainer = dataclasses.replace(broadcast_of(reference.model), buffers={}), None
+    sent = dataclasses.replace(broadcast_of(reference.model), buffers={})
+    trainer = vectorised(reference)
     for t in range(12):
-        trainer = trainer or vectorised(reference)
         if t % 4 == 0:
             module.shift = torch.full((FEATURES,), float(t))
             module.scale = torch.full((FEATURES,), 1.0 + t)
