@@ -9,6 +9,7 @@ import torch
 
 from fedvarp import MemoryTable, stream
 from fedvarp.tables import exchange as one_pass
+from fedvarp.tables import memory
 
 D, M = 2**20 + 3, 3
 
@@ -40,20 +41,23 @@ def test_the_fused_kernel_gives_the_bits_of_the_plain_one(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("per_number", [False, True])
+@pytest.mark.parametrize("dim", [1, 2, 611])
+@pytest.mark.parametrize("small", [True, False], ids=["rows together", "rows apart"])
 def test_all_rows_at_once_give_the_bits_of_the_plain_blocks(
-    dtype: str, per_number: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: str, per_number: bool, dim: int, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty clients and more, so that sums are long enough to depend on their order."""
+    monkeypatch.setattr(memory, "_SMALL_TABLE", memory._SMALL_TABLE if small else 0)
 
     def some_rounds() -> list[torch.Tensor]:
-        table = MemoryTable(40, 611, codec=dtype, client_weights=torch.arange(1.0, 41.0))
+        table = MemoryTable(40, dim, codec=dtype, client_weights=torch.arange(1.0, 41.0))
         found = []
         for seed, beta in enumerate((1.0, 0.3, 0.0, 1.0)):
             draw = stream(seed, "rounds")
             clients = torch.randperm(40, generator=draw)[: 20 + seed].sort().values
-            deltas = torch.randn(len(clients), 611, generator=draw).to(table.dtype)
+            deltas = torch.randn(len(clients), dim, generator=draw).to(table.dtype)
             a = torch.rand(len(clients), generator=draw, dtype=torch.float64)
-            each = torch.rand(611, generator=draw, dtype=torch.float64)
+            each = torch.rand(dim, generator=draw, dtype=torch.float64)
             found.append(table.exchange(clients, deltas, a, each if per_number else beta).clone())
             table.put(clients[:3], deltas[3:6])
         return [*found, table.mean(), table.get(torch.arange(40))]
@@ -61,6 +65,18 @@ def test_all_rows_at_once_give_the_bits_of_the_plain_blocks(
     at_once = some_rounds()
     monkeypatch.setattr(one_pass, "_AT_ONCE_UP_TO", 0)
     assert all(map(torch.equal, at_once, some_rounds()))
+
+
+def test_rows_of_a_small_table_are_read_and_written_together() -> None:
+    table = MemoryTable(6, 3)
+    clients = torch.tensor([5, 0, 3])
+    table.put(clients, torch.arange(9.0).reshape(3, 3))
+    encoded = [table._encoded(client) for client in (3, 5)]
+    stored = one_pass._Stored.of(encoded, torch.float32, 3)
+    assert stored.memory is not None
+    assert torch.equal(stored.read(), torch.tensor([[6.0, 7.0, 8.0], [0.0, 1.0, 2.0]]))
+    stored.write(torch.ones(2, 3))
+    assert torch.equal(table.get(clients)[:, 0], torch.tensor([1.0, 3.0, 1.0]))
 
 
 def test_without_a_compiler_large_models_go_the_plain_way(

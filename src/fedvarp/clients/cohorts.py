@@ -184,9 +184,11 @@ def drawn_cohort(
         The cohort; with shares its weights are p_i / π_i with π_i the probability of being drawn
         and answering.
     """
+    answers = torch.ones(len(clients), dtype=torch.bool)
+    if p is None and isinstance(dropout, float | int) and dropout == 0:
+        return Cohort(clients, answers)  # as nearly always, without a further operation
     silent = torch.as_tensor(dropout, dtype=torch.float64)
     silent = silent[clients] if silent.ndim else silent
-    answers = torch.ones(len(clients), dtype=torch.bool)
     if silent.any():  # each client has its own draw, whoever else was selected
         u = torch.empty(len(clients), dtype=torch.float64)
         for cell, client in zip(u, clients.tolist(), strict=True):

@@ -12,7 +12,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Momentum, Positive
 from fedvarp.settings.checked import checked
-from fedvarp.tables.blocks import blocks, longest_block
+from fedvarp.tables.blocks import BLOCK, blocks
 
 
 class ServerOptimizer(ABC):
@@ -68,7 +68,10 @@ def walk(w: Tensor, v: Tensor, rate: float) -> None:
         v: (d,) of the same dtype.
         rate: How far to go.
     """
-    product = v.new_empty(longest_block(len(v)))
+    if len(v) <= BLOCK:
+        w.sub_(v * rate)
+        return
+    product = v.new_empty(BLOCK)
     for here in blocks(len(v)):
         part = torch.mul(v[here], rate, out=product[: here.stop - here.start])
         w[here].sub_(part)  # `w[here] -= part` would copy the block onto itself afterwards

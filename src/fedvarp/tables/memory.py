@@ -14,6 +14,7 @@ from fedvarp.tables.row_table import RowTable
 from fedvarp.tables.store import Store, StoreError
 
 _SLAB_BYTES: Final = 16 * 2**20
+_SMALL_TABLE: Final = 4 * 2**20  # bytes, up to which one slab has room for every client's row
 _ALIGNMENT: Final = 64  # bytes
 
 
@@ -62,6 +63,8 @@ class MemoryTable(RowTable):
         if self._taken == len(self._slab):
             stride, at_most = self._slab_shape
             count = min(at_most, 4 + len(self._rows))
+            if self.num_clients * stride <= _SMALL_TABLE:  # rows together are exchanged sooner
+                count = self.num_clients
             # NumPy's zeros are pages that take no memory until they are touched; torch's are not.
             zeros = torch.from_numpy(np.zeros((count, stride), dtype=np.uint8))
             self._slab, self._taken = zeros.to(self.device), 0

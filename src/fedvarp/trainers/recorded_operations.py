@@ -20,7 +20,8 @@ _NOT_THE_SAME_AGAIN: Final = (  # what depends on numbers, not on shapes alone, 
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 )
-_BY_SHAPE_ALONE: Final = (_aten.ones_like, _aten.zeros_like, _aten.full_like)
+_ZEROS: Final = (_aten.zeros, _aten.zeros_like, _aten.new_zeros)
+_BY_SHAPE_ALONE: Final = (*_ZEROS, _aten.ones_like, _aten.full_like)
 _UNWRITTEN: Final = (
     *(_aten.empty, _aten.empty_like, _aten.empty_strided),
     *(_aten.new_empty, _aten.new_empty_strided),
@@ -86,6 +87,8 @@ class Operation:
             return _quickest(self.func, self.args, self.kwargs)
         if self.copies:  # without torch's way around, which takes five times as long
             return partial(self.results.copy_, self.args[0])
+        if self.func.overloadpacket in _ZEROS:
+            return partial(self.results.zero_)
         return self._into_results() or self._copied
 
     def _into_results(self) -> Callable[[], object] | None:

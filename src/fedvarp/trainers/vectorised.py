@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -101,19 +101,24 @@ class VectorisedTrainer(ClientTrainer):
         local, mean_losses = self._walk(cohort, broadcast, round)
         self._refuse_changed(broadcast.buffers)
         units = {n: local_training.units(self.local_sgd, round, n) for n in set(cohort.num_steps)}
-        divisors = local.new_tensor([units[n][1] for n in cohort.num_steps])
-        deltas = torch.sub(broadcast.w, local).div_(divisors.unsqueeze(1))  # line 6
-        back = sorted(range(len(clients)), key=cohort.order.__getitem__)
-        in_order = back == list(range(len(back)))  # as where all take the same number of steps
-        magnitudes = torch.maximum(-deltas.amin(1), deltas.amax(1)).tolist()
+        divisors = [units[n][1] for n in cohort.num_steps]
+        by = divisors[0] if len(units) == 1 else local.new_tensor(divisors).unsqueeze(1)
+        deltas = torch.sub(broadcast.w, local).div_(by)  # line 6
+        told: dict[str, list[Any]] = {
+            "magnitudes": deltas.abs().amax(1).tolist(),
+            "mean_losses": mean_losses,
+            "num_steps": cohort.num_steps,
+            "num_examples": cohort.num_examples,
+            "num_gradients": [units[n][0] for n in cohort.num_steps],
+        }
+        if len(units) > 1:  # those with the most steps stand first
+            back = sorted(range(len(clients)), key=cohort.order.__getitem__)
+            deltas = deltas[torch.tensor(back, device=deltas.device)]
+            told = {name: [column[m] for m in back] for name, column in told.items()}
         return updates(
             clients.tolist(),
-            deltas if in_order else deltas[torch.tensor(back, device=deltas.device)],
-            magnitudes=[magnitudes[m] for m in back],
-            mean_losses=[mean_losses[m] for m in back],
-            num_steps=[cohort.num_steps[m] for m in back],
-            num_examples=[cohort.num_examples[m] for m in back],
-            num_gradients=[units[cohort.num_steps[m]][0] for m in back],
+            deltas,
+            **told,
             buffers=dict.fromkeys(clients.tolist(), broadcast.buffers) if broadcast.buffers else {},
             rate=self.local_sgd.rate(round),
         )
@@ -126,10 +131,11 @@ class VectorisedTrainer(ClientTrainer):
         first, num_steps = sgd.rate(round), len(cohort.sizes)
         rates = w.new_tensor([first * sgd.step_decay**step for step in range(num_steps)])
         state = step_state(self.model.module, self.loss)
-        local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
-        if self._is_one_recording(cohort, broadcast, local, state):
-            local, total_loss = self._walks(w, rates, cohort.x, cohort.y, corrections, state=state)
+        whole = (w, rates, cohort.x, cohort.y, corrections)
+        if self._is_one_recording(cohort, broadcast, whole, state):
+            local, total_loss = self._walks(*whole, state=state)
         else:
+            local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
             batches = ((*cohort.batch(step), sizes) for step, sizes in enumerate(cohort.sizes))
             pull = (broadcast.proximal, w) if broadcast.proximal else None
             total_loss = self._steps(local, rates, batches, corrections, pull, state)
@@ -137,7 +143,11 @@ class VectorisedTrainer(ClientTrainer):
         return local, [total / num_steps for total, num_steps in totals]
 
     def _is_one_recording(
-        self, cohort: BatchedCohort, broadcast: Broadcast, local: Tensor, state: Hashable
+        self,
+        cohort: BatchedCohort,
+        broadcast: Broadcast,
+        whole: tuple[Tensor | None, ...],
+        state: Hashable,
     ) -> bool:
         """Whether all steps of a round are a function of a few tensors, and of replayed steps.
 
@@ -146,6 +156,9 @@ class VectorisedTrainer(ClientTrainer):
         plain = cohort.batches is None and cohort.augment is None and not broadcast.proximal
         if not plain or not 1 < len(cohort.sizes) <= _MOST_STEPS:
             return False
+        if self._walks.is_ready(*whole, state=state):
+            return True
+        local = broadcast.w.expand(len(cohort.order), -1).clone()
         return self._replay.is_ready(local, cohort.x[0], cohort.y[0], None, state=state)
 
     @cached_property
