@@ -14,7 +14,7 @@ ON_ALL_CORES := --numprocesses auto --dist worksteal
 demo: $(READY)
 	$(BIN)/fedvarp sweep digits --algorithms fedavg,fedvarp,cluster_fedvarp,fedvarp_mixed,scaffold \
 		--client-lrs 0.3 --seeds 0,1 --set data.shards_per_client=1 --set evaluation.every=10 \
-		--out $(DEMO)/runs
+		--set recording.commit_every=10 --out $(DEMO)/runs
 	$(BIN)/fedvarp compare $(DEMO)/runs --target 0.9
 	$(BIN)/fedvarp plot $(DEMO)/runs --smooth 5 --log-loss --out $(DEMO)/figure.png
 	$(BIN)/fedvarp report $(DEMO)/runs --target 0.9 --out $(DEMO)/report.html

@@ -27,7 +27,7 @@ from fedvarp.simulation.result import SimulationResult
 from fedvarp.simulation.round_loop import Simulation
 from fedvarp.simulation.settings import Recording
 
-_SLOW: Final = 0.02  # seconds of a commit, from which on a thread for the next one is worth it
+_SLOW: Final = 0.005  # seconds of a commit, from which on a thread for the next one is worth it
 
 
 class RecordedRun:
