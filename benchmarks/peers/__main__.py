@@ -85,8 +85,10 @@ def main() -> None:
     parser.add_argument("--workload", choices=["W1", "W2"], help="both unless given")
     parser.add_argument("--starts", type=int, default=3, help="of each contestant, 3 unless given")
     parser.add_argument("--turns", type=int, default=7, help="after each start, 7 unless given")
+    known = [peer.name for peer in PEERS]
+    parser.add_argument("--peers", nargs="*", choices=known, default=known, help="all unless given")
     given = parser.parse_args()
-    peers, lines = installed(PEERS)
+    peers, lines = installed([peer for peer in PEERS if peer.name in given.peers])
     about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
     show("\n".join([about, *lines, ""]))
     of_w1 = (trainers.TWO_WORKERS, trainers.SHARING)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fedvarp.clients.known_layers import has_global_hooks
 
 _PLAIN: Final = (str, float, int)  # a union written out would be made anew for each attribute
+_MAPPINGS: Final = frozenset([dict, OrderedDict])
 
 
 def step_state(module: nn.Module, loss: Callable[..., Tensor]) -> Hashable:
@@ -27,25 +29,28 @@ def step_state(module: nn.Module, loss: Callable[..., Tensor]) -> Hashable:
     parts += loss.modules() if isinstance(loss, nn.Module) else [loss]
     return (
         has_global_hooks(),
-        tuple((type(part), tuple(_attributes(part))) for part in parts),
+        tuple((type(part), _attributes(part)) for part in parts),
         tuple(map(_of_parameter, module.parameters())),
         tuple(map(_memory, module.buffers())),
     )
 
 
-def _attributes(part: object) -> Iterator[Hashable]:
-    for name, value in getattr(part, "__dict__", {}).items():
-        if value is None or isinstance(value, _PLAIN):
-            yield name, value
-        elif isinstance(value, tuple):
-            yield name, repr(value)  # it may hold what has no hash
-        elif isinstance(value, dict):  # parameters, buffers, layers and hooks
-            if value:
-                yield name, tuple(value)
-        elif isinstance(value, Tensor):
-            yield name, _memory(value)
-        elif callable(value):
-            yield name, id(value)
+def _attributes(part: object) -> tuple[Hashable, ...]:
+    """Names and values; parameters, buffers, layers and hooks are dicts, most of them empty."""
+    held = getattr(part, "__dict__", {}).items()
+    return tuple([(name, _told(v)) for name, v in held if type(v) not in _MAPPINGS or v])
+
+
+def _told(value: object) -> Hashable:
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple):
+        return repr(value)  # it may hold what has no hash
+    if isinstance(value, dict):
+        return tuple(value)
+    if isinstance(value, Tensor):
+        return _memory(value)
+    return id(value) if callable(value) else None
 
 
 def _of_parameter(parameter: nn.Parameter) -> Hashable:
