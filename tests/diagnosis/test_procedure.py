@@ -114,7 +114,7 @@ def test_a_run_without_a_checkpoint_is_refused(run: Path, tmp_path: Path) -> Non
         pytest.param("fedvarp", ["own"], marks=pytest.mark.slow),
         pytest.param("fedstale(beta=0.3)", ["own"], marks=pytest.mark.slow),
         pytest.param("fedvarp_adaptive", ["own"], marks=pytest.mark.slow),
-        ("fedvarp_mixed(beta=per_layer)", ["own", "cluster"]),
+        ("fedvarp_mixed(beta=one)", ["own", "cluster"]),
         ("fedavg", None),
         ("scaffold", None),
     ],

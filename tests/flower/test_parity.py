@@ -49,7 +49,7 @@ STRATEGIES: dict[str, Any] = {
     "mifa": MIFA,
     "scaffold": Scaffold,
     "fedstale(beta=0.3)": partial(FedStale, beta=0.3),
-    "fedvarp_adaptive(beta=per_layer)": partial(FedVARPAdaptive, beta="per_layer"),
+    "fedvarp_adaptive(beta=one)": partial(FedVARPAdaptive, beta="one"),
     "fedvarp_mixed": FedVARPMixed,
     "fedprox(mu=0.5)": partial(FedProx, mu=0.5),
     "feddyn(alpha=0.5)": partial(FedDyn, alpha=0.5),

@@ -18,7 +18,6 @@ from fedvarp import (
     MeasuredTable,
     MemoryTable,
     RoundUpdates,
-    SettingsError,
     stream,
 )
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
@@ -243,6 +242,20 @@ def test_tables_of_other_clients_are_refused() -> None:
         MeasuredTable([])
 
 
-def test_layers_of_a_model_without_names_are_refused() -> None:
-    with pytest.raises(SettingsError, match=r"per_layer.*beta = 'one'"):
-        make_algorithm("fedvarp_adaptive(beta=per_layer)", TableSettings(N, D))
+def test_a_model_without_names_has_one_layer() -> None:
+    made = make_algorithm("fedvarp_adaptive", TableSettings(N, D)).table
+    assert isinstance(made, MeasuredTable)
+    assert made.parts == (slice(0, D),)
+
+
+@pytest.mark.parametrize("name", ["fedvarp_adaptive", "fedvarp_mixed"])
+def test_layers_are_measured_one_by_one_unless_told_otherwise(name: str) -> None:
+    layers = {"weight": slice(0, 3), "bias": slice(3, D)}
+    settings = TableSettings(N, D, parameters=layers, cluster_of=torch.zeros(N).long())
+    by_layer, as_one = (
+        make_algorithm(f"{name}{how}", settings).table for how in ("", "(beta=one)")
+    )
+    assert isinstance(by_layer, MeasuredTable)
+    assert isinstance(as_one, MeasuredTable)
+    assert by_layer.parts == tuple(layers.values())
+    assert as_one.parts == (slice(0, D),)

@@ -130,24 +130,15 @@ class TableSettings:
             ClusteredTable(self.cluster_of, rows, self.client_weights, self.clustering)
         )
 
-    def measured(
-        self, *tables: ClientTable, per_layer: bool = False, memory: float = 0.95
-    ) -> MeasuredTable:
+    def measured(self, *tables: ClientTable, per_layer: bool, memory: float) -> MeasuredTable:
         """A table that mixes others as far as each has proved right.
 
         Args:
             tables: What it mixes.
-            per_layer: Whether each parameter of the model has its own mixture.
+            per_layer: Whether each parameter of the model has its own mixture. A model that is one
+                vector, without names of parameters, has one.
             memory: See `MeasuredTable`.
-
-        Raises:
-            SettingsError: The parameters are not known.
         """
-        if per_layer and not self.parameters:
-            raise SettingsError(
-                "beta = 'per_layer': this model is one vector, without names of parameters. "
-                "Give beta = 'one'."
-            )
         parts = list(self.parameters.values()) if per_layer else None
         return MeasuredTable(tables, parts, memory)
 
@@ -287,14 +278,16 @@ def fedstale(table: TableSettings, beta: Share = 0.5) -> FedStale:
 
 
 def fedvarp_adaptive(
-    table: TableSettings, beta: PerLayer = "one", memory: Momentum = 0.95
+    table: TableSettings, beta: PerLayer = "per_layer", memory: Momentum = 0.95
 ) -> FedVARP:
     """FedVARP that believes each client's row as far as rows have proved right."""
     rows = table.row_per_client()
     return FedVARP(table.measured(rows, per_layer=beta == "per_layer", memory=memory))
 
 
-def fedvarp_mixed(table: TableSettings, beta: PerLayer = "one", memory: Momentum = 0.95) -> FedVARP:
+def fedvarp_mixed(
+    table: TableSettings, beta: PerLayer = "per_layer", memory: Momentum = 0.95
+) -> FedVARP:
     """FedVARP over the client's own row and its cluster's, each as far as it has proved right."""
     rows = (table.row_per_client(), table.row_per_cluster("clusters"))
     return FedVARP(table.measured(*rows, per_layer=beta == "per_layer", memory=memory))

@@ -60,7 +60,7 @@ def trust_sentence(told: Mapping[str, Any]) -> str:
         return ""
     return " ".join(lines) + (
         " With 1 it is what the client would send now, with 0 it says nothing of that;"
-        " fedvarp_adaptive and fedvarp_mixed trust rows so far, by layer with beta=per_layer."
+        " fedvarp_adaptive and fedvarp_mixed trust rows so far, layer by layer."
     )
 
 

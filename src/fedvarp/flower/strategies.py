@@ -97,7 +97,7 @@ class FedVARPAdaptive(FedVARP):
         strategy = FedVARPAdaptive(num_clients=10_000, clients_per_round=10, checkpoint="state")
 
     Attributes:
-        beta: "one": how far rows are believed is one number; "per_layer": one for each array.
+        beta: "per_layer": how far rows are believed is a number for each array; "one": for all.
         memory: What the rounds before count for, against the present one, when it is measured.
 
     All other settings: see `StrategySettings`.
@@ -105,7 +105,7 @@ class FedVARPAdaptive(FedVARP):
 
     algorithm: ClassVar[str] = "fedvarp_adaptive"
 
-    beta: PerLayer = "one"
+    beta: PerLayer = "per_layer"
     memory: Momentum = 0.95
 
 

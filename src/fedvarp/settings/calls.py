@@ -21,8 +21,8 @@ _COMMA_OUTSIDE: Final = re.compile(r",(?![^()]*\))")
 def parse_call(text: str) -> Choice:
     """Reads a name and its options.
 
-    >>> parse_call("fedvarp_adaptive(beta=per_layer, memory=0.9)").options
-    {'beta': 'per_layer', 'memory': 0.9}
+    >>> parse_call("fedvarp_adaptive(beta=one, memory=0.9)").options
+    {'beta': 'one', 'memory': 0.9}
 
     Args:
         text: A name, or ``name(option=value, …)``; words need no quotes.
