@@ -61,7 +61,7 @@ bench: $(READY)
 bench-peers: $(READY)
 	$(BIN)/python -m benchmarks.peers
 
-# The figures and tables of docs/reproduction.md and docs/algorithms.md, from reproduction/.
+# The figures and tables of the pages of results, from the metrics in reproduction/.
 reproduction: $(READY)
 	$(BIN)/python -m benchmarks.reproduction
 

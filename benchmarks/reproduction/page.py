@@ -16,7 +16,8 @@ from fedvarp.cli.app import app
 
 _STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
 PAGES: Final = tuple(
-    ROOT / "docs" / name for name in ("reproduction.md", "reproduction-tables.md", "algorithms.md")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("reproduction", "reproduction-tables", "algorithms", "server-optimizers")
 )
 _BLOCK: Final = re.compile(r"(?<=```console\n).*?(?=```)", flags=re.DOTALL)
 # A command, on several lines if they end in a backslash; then all lines up to the next one.
