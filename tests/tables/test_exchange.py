@@ -67,6 +67,28 @@ def test_all_rows_at_once_give_the_bits_of_the_plain_blocks(
     assert all(map(torch.equal, at_once, some_rounds()))
 
 
+def test_rows_laid_out_by_columns_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy adds up in another order along the axis that lies together."""
+    rows = torch.randn(20, 30, dtype=torch.float64, generator=stream(0, "rows"))
+    a = torch.full((20,), 1 / 20, dtype=torch.float64)
+
+    def of(rows: torch.Tensor) -> list[torch.Tensor]:
+        table = MemoryTable(20, 30, codec="float64")
+        return [table.exchange(torch.arange(20), rows, a, 1.0).clone(), table.mean()]
+
+    by_columns = rows.T.contiguous().T
+    assert all(map(torch.equal, of(by_columns), of(rows)))
+    monkeypatch.setattr(one_pass, "_AT_ONCE_UP_TO", 0)
+    assert all(map(torch.equal, of(by_columns), of(rows)))
+
+
+def test_rows_and_weights_may_require_gradients() -> None:
+    a = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
+    rows = torch.ones(2, 3, requires_grad=True)
+    v = MemoryTable(2, 3).exchange(torch.arange(2), rows, a, 1.0)
+    assert torch.equal(v, torch.ones(3))
+
+
 def test_rows_of_a_small_table_are_read_and_written_together() -> None:
     table = MemoryTable(6, 3)
     clients = torch.tensor([5, 0, 3])

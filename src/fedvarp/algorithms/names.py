@@ -35,6 +35,10 @@ the `TableSettings` of the run and all other parameters options: "mine(beta=0.3)
 tests/laws run over whatever stands here."""
 
 
+_HAD_ANOTHER_DEFAULT: Final = (("fedvarp_adaptive", "beta"), ("fedvarp_mixed", "beta"))
+"""Options that are always written: runs of earlier versions without them are something else."""
+
+
 def algorithm_text(given: Any) -> Any:
     """The one text by which an algorithm and its options go; all that is none as it is.
 
@@ -64,6 +68,8 @@ def but_defaults(text: str) -> str:
 
     >>> but_defaults("fedstale(beta=0.5)"), but_defaults("fedstale(beta=1)")
     ('fedstale', 'fedstale(beta=1.0)')
+    >>> but_defaults("fedvarp_mixed")
+    'fedvarp_mixed(beta=per_layer)'
 
     Args:
         text: A name, perhaps with options.
@@ -76,8 +82,10 @@ def but_defaults(text: str) -> str:
     """
     choice = parse_call(text)
     maker = ALGORITHMS.load(choice.name, "algorithm.name")
-    if not choice.options:
+    always = [option for name, option in _HAD_ANOTHER_DEFAULT if name == choice.name]
+    if not choice.options and not always:
         return choice.name
     full = ALGORITHMS.complete(choice, "algorithm").options
     fields = options_of(maker, but_required=True).model_fields
-    return written_call(choice.name, {n: v for n, v in full.items() if v != fields[n].default})
+    told = {n: v for n, v in full.items() if v != fields[n].default or n in always}
+    return written_call(choice.name, told)

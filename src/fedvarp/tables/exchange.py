@@ -44,6 +44,7 @@ class Direction:
     total_share: float
 
 
+@torch.no_grad()
 def exchange_rows(
     codec: Codec,
     encoded: Sequence[Tensor],
@@ -122,14 +123,15 @@ class _Stored:
         """Overwrites all of them, (M, d)."""
         if self.memory is not None and self.places is not None:
             self.memory.index_copy_(0, self.places, rows)
-        for row, values in zip(self.apart, rows, strict=False):
+            return
+        for row, values in zip(self.apart, rows, strict=True):
             row.copy_(values)
 
 
 def _row_by_row(terms: Tensor) -> Tensor:
     """Adds rows up one after the other, which torch's `sum` does not."""
     if terms.is_cpu and terms.shape[1] > 1:  # NumPy does, but for one column: cumsum's time / 6
-        return torch.from_numpy(terms.numpy().sum(0))
+        return torch.from_numpy(terms.contiguous().numpy().sum(0))
     return terms.cumsum(0)[-1]
 
 

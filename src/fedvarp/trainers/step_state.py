@@ -50,7 +50,7 @@ def _told(value: object) -> Hashable:
         return tuple(value)
     if isinstance(value, Tensor):
         return _memory(value)
-    return id(value) if callable(value) else None
+    return id(value) if callable(value) else str(type(value))  # which is another than None
 
 
 def _of_parameter(parameter: nn.Parameter) -> Hashable:

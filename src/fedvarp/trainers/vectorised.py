@@ -158,7 +158,7 @@ class VectorisedTrainer(ClientTrainer):
             return False
         if self._walks.is_ready(*whole, state=state):
             return True
-        local = broadcast.w.expand(len(cohort.order), -1).clone()
+        local = broadcast.w.new_empty(len(cohort.order), len(broadcast.w))
         return self._replay.is_ready(local, cohort.x[0], cohort.y[0], None, state=state)
 
     @cached_property
