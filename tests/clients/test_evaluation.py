@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from fedvarp import FlatModel
 from fedvarp.clients import Evaluator
-from fedvarp.data import FederatedDataset, digits
-from small_federation import CLASSES, dataset, linear, run, seeded
+from fedvarp.clients.known_layers import are_dense
+from fedvarp.data import FederatedDataset, digits, from_partition
+from small_federation import CLASSES, FEATURES, dataset, linear, run, seeded
 
 
 class Caching(nn.Module):
@@ -114,3 +117,78 @@ def test_validation_examples_are_left_out_of_the_test_figures() -> None:
 def test_validation_examples_are_the_same_for_every_seed() -> None:
     one, other = (evaluated(digits(), validation_share=0.5, seed=seed) for seed in (0, 1))
     assert one == other
+
+
+SIZES = (3, 40, 1, 7, 90, 20, 2)
+
+
+def unequal_clients(*shape: int) -> FederatedDataset:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(SIZES), *shape, generator=draw)
+    y = torch.randint(CLASSES, (sum(SIZES),), generator=draw)
+    rows = torch.split(torch.randperm(sum(SIZES), generator=draw), [*SIZES])
+    return from_partition(x, y, rows, num_classes=CLASSES, test=(x[:30], y[:30]))
+
+
+def evaluator_of(module: nn.Module, data: FederatedDataset) -> Evaluator:
+    return Evaluator(data, FlatModel(module), cross_entropy, batch_size=100)
+
+
+def scores(evaluator: Evaluator) -> list[list[float]]:
+    """All scores, which are to be the same to the bit however the parts are divided."""
+    w = evaluator.model.vector()
+    whole = evaluator.scores(w, {}, 0, evaluator.num_parts)
+    for count in (1, 2, 3, 100):
+        pieces = evaluator.pieces(count)
+        assert len(pieces) <= count
+        assert [row for piece in pieces for row in evaluator.scores(w, {}, *piece)] == whole
+    return whole
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES))
+
+
+def test_small_clients_are_scored_at_once_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once: list[range] = []
+    scored = Evaluator._scores_at_once
+
+    def noted(evaluator: Evaluator, group: range, device: torch.device) -> list[list[float]]:
+        at_once.append(group)
+        return scored(evaluator, group, device)
+
+    monkeypatch.setattr(Evaluator, "_scores_at_once", noted)
+    data, module = unequal_clients(2, 3), seeded(perceptron)
+    apart = dataclasses.replace(data, load=lambda i: data.load(i))
+    one_by_one = scores(evaluator_of(module, apart))
+    assert not at_once
+    assert [row[0] for row in one_by_one] == [30, *SIZES]
+    together = scores(evaluator_of(module, data))
+    # Part 0 is the test set; the 90 examples of client 4 leave no room for the others in a batch.
+    assert set(at_once) == {range(1, 5), range(6, 8)}
+    for expected, found in zip(one_by_one, together, strict=True):
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: nn.Sequential(nn.Conv1d(2, 1, 2), nn.Flatten(), nn.Linear(2, CLASSES)),
+        lambda: nn.Sequential(perceptron(), nn.Dropout(0.5)),
+        Caching,
+    ],
+)
+def test_models_that_are_not_known_to_be_dense_see_one_client_at_a_time(
+    layers: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Evaluator, "_scores_at_once")
+    shape = (FEATURES,) if layers is Caching else (2, 3)
+    assert [row[0] for row in scores(evaluator_of(layers(), unequal_clients(*shape)))] == [
+        30,
+        *SIZES,
+    ]
+
+
+def test_rows_that_become_one_input_are_not_mixed_with_other_clients() -> None:
+    assert not are_dense(nn.Sequential(nn.Flatten(0), nn.Linear(6, CLASSES)))
+    assert are_dense(seeded(perceptron))

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvarp.clients.draws import random_subset
 from fedvarp.clients.fairness import PerClient, fairness
-from fedvarp.clients.known_layers import are_known
+from fedvarp.clients.known_layers import are_dense, are_known
 from fedvarp.clients.local_training import Loss, layers_draw_from
 from fedvarp.clients.memory_layout import laid_out
 from fedvarp.clients.metrics import Metric, MetricError, measure
@@ -99,13 +100,13 @@ class Evaluator:
     def scores(
         self, w: Tensor, buffers: Mapping[str, Tensor], start: int, stop: int
     ) -> list[list[float]]:
-        """Computes what some parts contribute; a part's scores depend on no other part.
+        """Computes what some parts contribute; a part's scores depend on no other piece.
 
         Args:
             w: (d,), the model's parameters.
             buffers: Its buffers.
-            start: The first part.
-            stop: One after the last part.
+            start: The first part, where one of the `pieces` begins.
+            stop: One after the last part, where one ends.
 
         Returns:
             `num_scores` numbers for each part.
@@ -116,16 +117,37 @@ class Evaluator:
         self.model.module.eval()
         # To key the draws of a part takes as long as to evaluate a small client.
         draws = bool(self.metrics) or not are_known(self.model.module, self.loss)
-        found = []
-        for part in range(start, stop):
-            keyed = (
-                layers_draw_from(stream(self.seed, "evaluation", part), w.device)
-                if draws
-                else contextlib.nullcontext()
-            )
-            with torch.no_grad(), keyed:
-                found.append(self._score(part, w.device))
+        at_once = not draws and are_dense(self.model.module)
+        found: list[list[float]] = []
+        for group in (group for group in self._groups if start <= group.start < stop):
+            if at_once and len(group) > 1:
+                found += self._scores_at_once(group, w.device)
+                continue
+            for part in group:
+                keyed = (
+                    layers_draw_from(stream(self.seed, "evaluation", part), w.device)
+                    if draws
+                    else contextlib.nullcontext()
+                )
+                with torch.no_grad(), keyed:
+                    found.append(self._score(part, w.device))
         return found
+
+    def pieces(self, count: int) -> list[tuple[int, int]]:
+        """Divides the parts among those who score them; what is scored at once stays together.
+
+        Args:
+            count: How many pieces there may be.
+
+        Returns:
+            The first part of each, and one after its last; all parts in their order.
+        """
+        size, start, pieces = -(-self.num_parts // count), 0, []
+        for group in self._groups:
+            if group.stop - start >= size or group.stop == self.num_parts:
+                pieces.append((start, group.stop))
+                start = group.stop
+        return pieces
 
     def figures(self, scores: Sequence[Sequence[float]]) -> Figures:
         """Adds the scores of all parts up.
@@ -210,6 +232,52 @@ class Evaluator:
             return torch.arange(everyone)
         return random_subset(everyone, some, stream(self.seed, "evaluated clients"))
 
+    @cached_property
+    def _groups(self) -> list[range]:
+        """Parts by the batch: clients whose examples lie together and fit into one, others alone.
+
+        They are the same whoever asks, for what a client's neighbours are may be seen in the last
+        digits of its figures.
+        """
+        first, sizes = len(self._held_out), self.dataset.num_examples
+        groups = [range(part, part + 1) for part in range(first)]
+        together = self.dataset.gathers and sizes is not None
+        room = 0
+        for part, client in enumerate(self._train_clients.tolist(), start=first):
+            size = int(sizes[client]) if together and sizes is not None else self.batch_size
+            if size <= room:
+                groups[-1] = range(groups[-1].start, part + 1)
+                room -= size
+            else:
+                groups.append(range(part, part + 1))
+                room = self.batch_size - size
+        return groups
+
+    @torch.no_grad()
+    def _scores_at_once(self, group: range, device: torch.device) -> list[list[float]]:
+        """What several clients contribute, whose outputs are computed together."""
+        first = len(self._held_out)
+        clients = self._train_clients[group.start - first : group.stop - first].tolist()
+        found = self.dataset.gathered(clients)
+        assert found is not None  # else each would be a group of its own
+        x, y = (of_all.index_select(0, found.rows) for of_all in (found.x, found.y))
+        lengths = found.lengths
+        if x.ndim < 2 or not all(lengths):
+            return [self._score(part, device) for part in group]
+        outputs, targets = self.model.module(x.to(device)), y.to(device)
+        each = zip(*(torch.split(of_all, lengths) for of_all in (outputs, targets)), strict=True)
+        losses = torch.stack([self.loss(own, of_own) for own, of_own in each]).tolist()
+        right, answers = [0] * len(clients), 0
+        if self.dataset.num_classes is not None:
+            of_examples = _are_right(outputs, targets).reshape(len(x), -1)
+            starts = np.cumsum([0, *lengths[:-1]])
+            right = np.add.reduceat(of_examples.sum(1).tolist(), starts).tolist()
+            answers = of_examples.shape[1]
+        return [
+            [n, loss * n, of_own, n * answers]
+            for n, loss, of_own in zip(lengths, losses, right, strict=True)
+        ]
+
     def _score(self, part: int, device: torch.device) -> list[float]:
         """What a part contributes: its sums, then its metrics, NaN where they are not wanted."""
         if part < len(self._held_out):
@@ -244,7 +312,7 @@ class Evaluator:
             loss = self.loss(outputs, targets).double() * len(x)
             right = torch.zeros_like(loss)
             if self.dataset.num_classes is not None:
-                right = _num_right(outputs, targets).double()
+                right = _are_right(outputs, targets).sum().double()
                 num_answers += targets.numel()
             sums.append(torch.stack((loss, right)))
             if seen is not None:
@@ -263,13 +331,14 @@ def _joined(outputs: Sequence[object]) -> Tensor:
     return torch.cat(tensors)
 
 
-def _num_right(outputs: object, targets: Tensor) -> Tensor:
+def _are_right(outputs: object, targets: Tensor) -> Tensor:
+    """Which answers are the targets, as these are laid out."""
     if (
         isinstance(outputs, Tensor)
         and outputs.ndim == targets.ndim + 1
         and outputs.shape[2:] == targets.shape[1:]
     ):
-        return (outputs.argmax(dim=1) == targets).sum()
+        return outputs.argmax(dim=1) == targets
     kind = f"a {type(outputs).__name__}"
     if isinstance(outputs, Tensor):
         kind = f"outputs of shape {tuple(outputs.shape)}"

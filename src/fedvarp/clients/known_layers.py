@@ -11,12 +11,16 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fedvarp.models import LogisticRegression, Quadratic, quadratic_loss
 
+# What these make of an example, a row of two or more dimensions, depends on no other row.
+_DENSE_LAYERS: Final = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, LogisticRegression, Quadratic),
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus),
+)
 # Whose forward pass is a function of tensors and of plain attributes, the same in every step.
 _LAYERS: Final = (
-    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.LayerNorm, nn.GroupNorm),
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus),
-    *(LogisticRegression, Quadratic),
+    *_DENSE_LAYERS,
+    *(nn.Unflatten, nn.Conv1d, nn.Conv2d, nn.LayerNorm, nn.GroupNorm),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
     *(nn.CrossEntropyLoss, nn.MSELoss, nn.L1Loss, nn.NLLLoss),
 )
 _LOSSES: Final = (
@@ -42,6 +46,21 @@ def are_known(module: nn.Module, loss: Callable[..., Tensor]) -> bool:
     elif not any(loss is known for known in _LOSSES):
         return False
     return not has_global_hooks() and not any(map(_may_do_more, layers))
+
+
+def are_dense(module: nn.Module) -> bool:
+    """Whether a model is known to treat each row of its inputs by itself.
+
+    Args:
+        module: The model, of which `are_known` says that it does nothing else.
+
+    Returns:
+        False for all others, and for layers that could take rows for channels.
+    """
+    return all(
+        type(layer) in _DENSE_LAYERS and not (isinstance(layer, nn.Flatten) and layer.start_dim < 1)
+        for layer in module.modules()
+    )
 
 
 def has_global_hooks() -> bool:

@@ -147,11 +147,8 @@ class ParallelTrainer(ClientTrainer):
         if evaluator is not self.evaluator:
             return None
         shared = self._shared_with(0, w, buffers)
-        parts = evaluator.num_parts
-        size = max(1, -(-parts // (_PIECES_PER_WORKER * self.workers)))
-        self._begun_evaluation = [
-            (_EVALUATE, start, min(start + size, parts), 0) for start in range(0, parts, size)
-        ]
+        pieces = evaluator.pieces(_PIECES_PER_WORKER * self.workers)
+        self._begun_evaluation = [(_EVALUATE, start, stop, 0) for start, stop in pieces]
 
         def figures() -> Figures:
             self._run(self._take_evaluation())
