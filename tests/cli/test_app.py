@@ -514,7 +514,10 @@ def test_data_is_downloaded_once_and_verified(
 
 @pytest.mark.parametrize("preset", ["cifar10-lenet5", "shakespeare-gru-light"])
 def test_a_round_of_a_preset_on_its_real_data(preset: str, real_data: Path) -> None:
-    cheap = ("rounds=1", "evaluation.num_train_clients=2", "local_sgd.steps=2")
+    cheap = (
+        *("rounds=1", "local_sgd.steps=2"),
+        *("evaluation.num_train_clients=2", "evaluation.num_test_examples=100"),
+    )
     overrides = [part for text in cheap for part in ("--set", text)]
     ended = fedvarp("run", preset, *overrides, "--data-dir", real_data, "--json")
     assert ended.code == 0, ended.err

@@ -141,7 +141,10 @@ def test_a_folder_that_is_made_is_told(command: tuple[str, ...], tmp_path: Path)
 def test_a_run_remembers_where_its_data_is(
     real_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cheap = ("rounds=1", "evaluation.num_train_clients=2", "local_sgd.steps=1")
+    cheap = (
+        *("rounds=1", "local_sgd.steps=1"),
+        *("evaluation.num_train_clients=2", "evaluation.num_test_examples=100"),
+    )
     overrides = [word for text in cheap for word in ("--set", text)]
     (tmp_path / "data").symlink_to(real_data)
     monkeypatch.delenv("FEDVARP_DATA", raising=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedvarp import Broadcast, Checkpoint, FlatModel, LocalSGD, RoundUpdates, Server
 from fedvarp.clients.evaluation import Evaluator, Figures
+from fedvarp.errors import sentence
 from fedvarp.models import LogisticRegression, initialised
 from fedvarp.simulation import recording
 from fedvarp.tables.store import Store, WriteError
@@ -129,10 +130,7 @@ def test_a_round_that_is_done_is_kept_whatever_happens_to_the_next(tmp_path: Pat
     assert torch.equal(resumed.server.w, run(None).server.w)
 
 
-@pytest.mark.usefixtures("all_are_slow")
-def test_a_commit_that_fails_ends_the_run_at_the_round_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fail_to_commit_round_3(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     write, commits = Store.write, []
 
     def failing(store: Store, *args: Any) -> None:
@@ -142,6 +140,26 @@ def test_a_commit_that_fails_ends_the_run_at_the_round_before(
         write(store, *args)
 
     monkeypatch.setattr(Store, "write", failing)
+    return commits
+
+
+@pytest.mark.usefixtures("all_are_slow")
+def test_where_training_and_the_commit_beside_it_fail_both_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_commit_round_3(monkeypatch)
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(tmp_path, trainer=Watched(fails_in=3))
+    assert "Round 3 could not be saved either: the disk is full" in sentence(raised.value)
+    monkeypatch.undo()
+    assert committed(tmp_path) == 2
+
+
+@pytest.mark.usefixtures("all_are_slow")
+def test_a_commit_that_fails_ends_the_run_at_the_round_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = fail_to_commit_round_3(monkeypatch)
     with pytest.raises(WriteError, match="full"):
         run(tmp_path, trainer=Watched())
     assert len(commits) == 4

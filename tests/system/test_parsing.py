@@ -47,10 +47,11 @@ def test_fifty_levels_are_read(
 
 
 @pytest.mark.parametrize(("parse", "nested"), WAYS)
-@pytest.mark.parametrize("depth", [51, 400, 5_000, 100_000])
+@pytest.mark.parametrize("depth", [51, 400, 5_000, 20_000])
 def test_more_are_refused(
     parse: Callable[[str], object], nested: Callable[[int], str], depth: int
 ) -> None:
+    """tomllib takes time in the square of the parts of a name: 20,000 of them half a second."""
     with pytest.raises(ValueError, match="50 levels"):
         parse(nested(depth))
 

@@ -143,8 +143,10 @@ def test_every_server_optimiser(name: str) -> None:
     same_on_both(server_optimizer=name)
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("codec", get_args(CodecName))
+@pytest.mark.parametrize(
+    ("codec", "where"),
+    [*((codec, "memory") for codec in get_args(CodecName)), ("float32", "disk"), ("int8", "disk")],
+)
 def test_a_kept_run_goes_on(codec: Any, where: Any, tmp_path: Path) -> None:
     """Rows, model and optimiser come back to the device; the figures are the CPU's."""
 

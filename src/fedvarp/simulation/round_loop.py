@@ -295,7 +295,12 @@ class _Log:
         assert commit is not None  # else it was settled at once
         with ThreadPoolExecutor(1, "commit") as beside:  # which waits for it at the end
             committed = beside.submit(commit)
-            yield
+            try:
+                yield
+            except BaseException as error:
+                if (lost := committed.exception()) is not None:
+                    error.add_note(f"Round {record['round']} could not be saved either: {lost}")
+                raise
         committed.result()
         self._bar.advance(record)
 
