@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import statistics
 import time
@@ -12,8 +11,8 @@ from typing import cast
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
+from benchmarks.server_app import inside_a_server_app
 from benchmarks.timing import table
 from fedvarp import flower
 
@@ -35,10 +34,9 @@ class Nodes:
         return list(self.samples[self.round])
 
 
+@inside_a_server_app()
 def measure(num_clients: int = 1_000_000) -> str:
     """Medians of ten rounds' `configure_train`, after a first one."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     arrays = ArrayRecord({"w": Array(np.zeros(10, dtype=np.float32))})
     rows = []
     for online in (num_clients, num_clients // 100):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable
@@ -11,22 +10,21 @@ from typing import Any
 
 import torch
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 
+from benchmarks.server_app import inside_a_server_app
 from benchmarks.timing import interleaved, table
 from fedvarp import flower
 
 ROUNDS = 20
 
 
+@inside_a_server_app()
 def measure(repeats: int = 5) -> str:
     """The PyTorch app of the tests, six clients, all of them in this process."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flower import stock_apps as apps
     from flower.in_process import InProcessGrid
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
 
     def rounds_of(strategy: Any) -> Callable[[], object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import cast
@@ -11,8 +10,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
-from flwr.supercore.task_identity import TaskIdentity
 
+from benchmarks.server_app import inside_a_server_app
 from benchmarks.timing import interleaved, table
 from fedvarp import flower, stream
 from fedvarp.models import ResNet18
@@ -66,10 +65,9 @@ def a_round(
     return run
 
 
+@inside_a_server_app()
 def measure(repeats: int = 15) -> str:
     """In one thread, whose own time other processes do not lengthen."""
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     initial, contents = replies_of_clients()
     torch.set_num_threads(1)
     strategies: dict[str, Strategy] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import subprocess
 import sys
@@ -261,7 +262,9 @@ def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:
     """The campaign of `python -m benchmarks.faults replies`, in short."""
     from benchmarks.faults import bad_replies, replies
 
+    log_from = logging.getLogger("flwr").level
     counts = replies.campaign(count=480, rounds=20)
+    assert logging.getLogger("flwr").level == log_from  # for the tests that read the log
     assert counts.thrown.keys() == bad_replies.BROKEN.keys() | bad_replies.PLAUSIBLE.keys()
     assert len(counts.thrown) > 90
     assert (counts.foreign, counts.ended) == ([], [])

@@ -27,6 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks import ROOT
 from benchmarks.faults.bad_replies import BROKEN, PLAUSIBLE, SHAPES, Forger
+from benchmarks.server_app import inside_a_server_app
 from benchmarks.timing import show
 from fedvarp import FedvarpError, flower
 from fedvarp.flower.identity import KnownClients
@@ -218,6 +219,7 @@ def _judge(federation: Federation, used: set[int], held: set[int]) -> None:
     counts.lost += Counter()  # without zeros
 
 
+@inside_a_server_app(log_from=logging.CRITICAL)
 def campaign(count: int, seed: int = 0, rounds: int = ROUNDS) -> Counts:
     """Throws at least so many bad replies, all kinds of them in turn.
 
@@ -229,7 +231,6 @@ def campaign(count: int, seed: int = 0, rounds: int = ROUNDS) -> Counts:
     Returns:
         What was seen.
     """
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     counts, chance = Counts(), random.Random(seed)
     while counts.thrown.total() < count:
         for name in STRATEGIES:
