@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fedvarp import FlatModel
 from fedvarp.clients import Evaluator
 from fedvarp.clients.known_layers import are_dense
-from fedvarp.data import FederatedDataset, digits, from_partition
+from fedvarp.data import FederatedDataset, digits, from_partition, from_tensors
 from small_federation import CLASSES, FEATURES, dataset, linear, run, seeded
 
 
@@ -119,19 +119,19 @@ def test_validation_examples_are_the_same_for_every_seed() -> None:
     assert one == other
 
 
-SIZES = (3, 40, 1, 7, 90, 20, 2)
+SIZES = (3, 40, 1, 7, 90, 10, 2)
 
 
-def unequal_clients(*shape: int) -> FederatedDataset:
+def unequal_clients(*shape: int, targets: tuple[int, ...] = ()) -> FederatedDataset:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(sum(SIZES), *shape, generator=draw)
-    y = torch.randint(CLASSES, (sum(SIZES),), generator=draw)
+    y = torch.randint(CLASSES, (sum(SIZES), *targets), generator=draw)
     rows = torch.split(torch.randperm(sum(SIZES), generator=draw), [*SIZES])
     return from_partition(x, y, rows, num_classes=CLASSES, test=(x[:30], y[:30]))
 
 
-def evaluator_of(module: nn.Module, data: FederatedDataset) -> Evaluator:
-    return Evaluator(data, FlatModel(module), cross_entropy, batch_size=100)
+def evaluator_of(module: nn.Module, data: FederatedDataset, **settings: Any) -> Evaluator:
+    return Evaluator(data, FlatModel(module), cross_entropy, batch_size=100, **settings)
 
 
 def scores(evaluator: Evaluator) -> list[list[float]]:
@@ -145,48 +145,112 @@ def scores(evaluator: Evaluator) -> list[list[float]]:
     return whole
 
 
+def scores_one_by_one(evaluator: Evaluator) -> list[list[float]]:
+    sizes_unknown = dataclasses.replace(evaluator.dataset, num_examples=None)
+    return scores(dataclasses.replace(evaluator, dataset=sizes_unknown))
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES))
 
 
-def test_small_clients_are_scored_at_once_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once: list[range] = []
+def for_two_answers() -> nn.Module:
+    """Outputs (n, classes, 2), for targets (n, 2)."""
+    return nn.Sequential(nn.Linear(3, 2))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> set[range]:
+    """The groups that are scored at once."""
+    noted: set[range] = set()
     scored = Evaluator._scores_at_once
 
-    def noted(evaluator: Evaluator, group: range, device: torch.device) -> list[list[float]]:
-        at_once.append(group)
-        return scored(evaluator, group, device)
+    def noting(evaluator: Evaluator, group: range, device: torch.device) -> Any:
+        found = scored(evaluator, group, device)
+        if found is not None:
+            noted.add(group)
+        return found
 
-    monkeypatch.setattr(Evaluator, "_scores_at_once", noted)
-    data, module = unequal_clients(2, 3), seeded(perceptron)
-    apart = dataclasses.replace(data, load=lambda i: data.load(i))
-    one_by_one = scores(evaluator_of(module, apart))
+    monkeypatch.setattr(Evaluator, "_scores_at_once", noting)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "targets"),
+    [(perceptron, (2, 3), ()), (for_two_answers, (CLASSES, 3), (2,))],
+)
+def test_small_clients_are_scored_at_once_as_one_by_one(
+    layers: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    targets: tuple[int, ...],
+    at_once: set[range],
+) -> None:
+    evaluator = evaluator_of(seeded(layers), unequal_clients(*shape, targets=targets))
+    one_by_one = scores_one_by_one(evaluator)
     assert not at_once
     assert [row[0] for row in one_by_one] == [30, *SIZES]
-    together = scores(evaluator_of(module, data))
-    # Part 0 is the test set; the 90 examples of client 4 leave no room for the others in a batch.
-    assert set(at_once) == {range(1, 5), range(6, 8)}
+    together = scores(evaluator)
+    # Part 0 is the test set; client 4 leaves room in a batch of 100 for the 10 of client 5 alone.
+    assert at_once == {range(1, 5), range(5, 7)}
     for expected, found in zip(one_by_one, together, strict=True):
         assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    "layers",
+    ("layers", "shape"),
     [
-        lambda: nn.Sequential(nn.Conv1d(2, 1, 2), nn.Flatten(), nn.Linear(2, CLASSES)),
-        lambda: nn.Sequential(perceptron(), nn.Dropout(0.5)),
-        Caching,
+        (lambda: nn.Sequential(nn.Conv1d(2, 1, 2), nn.Flatten(), nn.Linear(2, CLASSES)), (2, 3)),
+        (lambda: nn.Sequential(perceptron(), nn.Dropout(0.5)), (2, 3)),
+        (Caching, (FEATURES,)),
     ],
 )
 def test_models_that_are_not_known_to_be_dense_see_one_client_at_a_time(
-    layers: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+    layers: Callable[[], nn.Module], shape: tuple[int, ...], at_once: set[range]
 ) -> None:
-    monkeypatch.delattr(Evaluator, "_scores_at_once")
-    shape = (FEATURES,) if layers is Caching else (2, 3)
-    assert [row[0] for row in scores(evaluator_of(layers(), unequal_clients(*shape)))] == [
-        30,
-        *SIZES,
+    found = scores(evaluator_of(layers(), unequal_clients(*shape)))
+    assert [row[0] for row in found] == [30, *SIZES]
+    assert not at_once
+
+
+def test_clients_of_unlike_shapes_are_scored_one_by_one(at_once: set[range]) -> None:
+    parts = [(torch.randn(4, n, 3), torch.randn(4, n, 1)) for n in (1, 2)]
+    evaluator = Evaluator(from_tensors(parts), FlatModel(nn.Linear(3, 1)), mse_loss)
+    assert [row[0] for row in scores(evaluator)] == [4, 4]
+    assert not at_once
+
+
+def test_inputs_that_are_single_numbers_are_scored_one_by_one(at_once: set[range]) -> None:
+    parts = [(torch.arange(3.0), torch.zeros(3))] * 2
+    model = FlatModel(nn.Linear(3, 3))  # takes a client's three numbers for one example
+    assert len(scores(Evaluator(from_tensors(parts), model, mse_loss))) == 2
+    assert not at_once
+
+
+@pytest.mark.parametrize("per_client", [None, "all"])
+def test_metrics_leave_the_other_figures_of_small_clients_as_they_are(per_client: Any) -> None:
+    """To the bit, also where a product with three rows rounds otherwise than one with 300."""
+    draw = torch.Generator().manual_seed(0)
+    parts = [
+        (torch.randn(3, 784, generator=draw), torch.randint(10, (3,), generator=draw))
+        for _ in range(100)
     ]
+    model = FlatModel(
+        seeded(lambda: nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)))
+    )
+    plain, measured = (
+        Evaluator(
+            from_tensors(parts, num_classes=10),
+            model,
+            cross_entropy,
+            per_client=per_client,
+            metrics=metrics,
+        ).evaluate(model.vector(), {})
+        for metrics in ({}, {"mean_output": lambda outputs, targets: outputs.mean()})
+    )
+    assert plain["train_loss"] == measured["train_loss"]
+    assert {name: measured[name] for name in plain if name != "by_client"} == {
+        name: value for name, value in plain.items() if name != "by_client"
+    }
 
 
 def test_rows_that_become_one_input_are_not_mixed_with_other_clients() -> None:

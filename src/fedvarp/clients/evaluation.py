@@ -115,22 +115,15 @@ class Evaluator:
         if buffers:
             self.model.load_buffers(buffers)
         self.model.module.eval()
-        # To key the draws of a part takes as long as to evaluate a small client.
-        draws = bool(self.metrics) or not are_known(self.model.module, self.loss)
-        at_once = not draws and are_dense(self.model.module)
+        known = are_known(self.model.module, self.loss)
+        at_once = known and are_dense(self.model.module)
         found: list[list[float]] = []
         for group in (group for group in self._groups if start <= group.start < stop):
-            if at_once and len(group) > 1:
-                found += self._scores_at_once(group, w.device)
-                continue
-            for part in group:
-                keyed = (
-                    layers_draw_from(stream(self.seed, "evaluation", part), w.device)
-                    if draws
-                    else contextlib.nullcontext()
-                )
-                with torch.no_grad(), keyed:
-                    found.append(self._score(part, w.device))
+            scored = self._scores_at_once(group, w.device) if at_once and len(group) > 1 else None
+            if scored is None:
+                scored = [self._score(part, w.device, draws=not known) for part in group]
+            found += scored
+        assert len(found) == stop - start, "what is scored at once was to stay together"
         return found
 
     def pieces(self, count: int) -> list[tuple[int, int]]:
@@ -234,17 +227,18 @@ class Evaluator:
 
     @cached_property
     def _groups(self) -> list[range]:
-        """Parts by the batch: clients whose examples lie together and fit into one, others alone.
+        """Parts by the batch: clients whose examples fit into one, all others alone.
 
         They are the same whoever asks, for what a client's neighbours are may be seen in the last
         digits of its figures.
         """
         first, sizes = len(self._held_out), self.dataset.num_examples
         groups = [range(part, part + 1) for part in range(first)]
-        together = self.dataset.gathers and sizes is not None
+        of_clients = [self.batch_size] * len(self._train_clients)
+        if sizes is not None:
+            of_clients = sizes[self._train_clients].tolist()
         room = 0
-        for part, client in enumerate(self._train_clients.tolist(), start=first):
-            size = int(sizes[client]) if together and sizes is not None else self.batch_size
+        for part, size in enumerate(of_clients, start=first):
             if size <= room:
                 groups[-1] = range(groups[-1].start, part + 1)
                 room -= size
@@ -254,48 +248,63 @@ class Evaluator:
         return groups
 
     @torch.no_grad()
-    def _scores_at_once(self, group: range, device: torch.device) -> list[list[float]]:
-        """What several clients contribute, whose outputs are computed together."""
-        first = len(self._held_out)
-        clients = self._train_clients[group.start - first : group.stop - first].tolist()
-        found = self.dataset.gathered(clients)
-        assert found is not None  # else each would be a group of its own
-        x, y = (of_all.index_select(0, found.rows) for of_all in (found.x, found.y))
-        lengths = found.lengths
-        if x.ndim < 2 or not all(lengths):
-            return [self._score(part, device) for part in group]
-        outputs, targets = self.model.module(x.to(device)), y.to(device)
-        each = zip(*(torch.split(of_all, lengths) for of_all in (outputs, targets)), strict=True)
-        losses = torch.stack([self.loss(own, of_own) for own, of_own in each]).tolist()
-        right, answers = [0] * len(clients), 0
+    def _scores_at_once(self, group: range, device: torch.device) -> list[list[float]] | None:
+        """What several clients contribute, whose outputs are computed together.
+
+        None if they cannot be: examples have unlike shapes, or are single numbers.
+        """
+        examples = [self.dataset.client(self._client(part)) for part in group]
+        kinds = {(x.shape[1:], x.dtype, y.shape[1:], y.dtype) for x, y in examples}
+        if len(kinds) > 1 or examples[0][0].ndim < 2:
+            return None
+        x, y = (torch.cat(of_all).to(device) for of_all in zip(*examples, strict=True))
+        outputs, lengths = self.model.module(x), [len(own) for own, _ in examples]
+        each = list(zip(torch.split(outputs, lengths), torch.split(y, lengths), strict=True))
+        losses = torch.stack([self.loss(*own) for own in each]).tolist()
+        right, answers = [0] * len(group), 0
         if self.dataset.num_classes is not None:
-            of_examples = _are_right(outputs, targets).reshape(len(x), -1)
+            of_examples = _are_right(outputs, y).reshape(len(x), -1)
             starts = np.cumsum([0, *lengths[:-1]])
             right = np.add.reduceat(of_examples.sum(1).tolist(), starts).tolist()
             answers = of_examples.shape[1]
         return [
-            [n, loss * n, of_own, n * answers]
-            for n, loss, of_own in zip(lengths, losses, right, strict=True)
+            [n, loss * n, of_own, n * answers, *self._measured(part, [own], device)]
+            for part, n, loss, of_own, own in zip(group, lengths, losses, right, each, strict=True)
         ]
 
-    def _score(self, part: int, device: torch.device) -> list[float]:
-        """What a part contributes: its sums, then its metrics, NaN where they are not wanted."""
-        if part < len(self._held_out):
-            kind, batches = self._held_out[part]
-            whose, wanted = f"the {kind} examples", True
-        else:
-            client = int(self._train_clients[part - len(self._held_out)])
-            batches = [self.dataset.client(client)]
-            whose, wanted = f"the training examples of client {client}", bool(self.per_client)
-        seen: list[tuple[Any, Tensor]] | None = [] if wanted and self.metrics else None
-        rows = [self._sums(examples, device, seen) for examples in batches]
-        # Batch by batch and exact, so that metrics leave the other figures as they were.
-        sums = rows[0] if len(rows) == 1 else [math.fsum(c) for c in zip(*rows, strict=True)]
-        if seen is None:
-            return sums + [math.nan] * len(self.metrics)
+    def _client(self, part: int) -> int:
+        return int(self._train_clients[part - len(self._held_out)])
+
+    @torch.no_grad()
+    def _score(self, part: int, device: torch.device, draws: bool) -> list[float]:
+        """What a part contributes: its sums, then its metrics."""
+        held_out = part < len(self._held_out)
+        batches = self._held_out[part][1] if held_out else [self.dataset.client(self._client(part))]
+        seen: list[tuple[Any, Tensor]] | None = [] if self.metrics else None
+        # To key the draws of a part takes as long as to evaluate a small client.
+        with self._keyed(part, device) if draws else contextlib.nullcontext():
+            rows = [self._sums(examples, device, seen) for examples in batches]
+            # Batch by batch and exact, so that metrics leave the other figures as they were.
+            sums = rows[0] if len(rows) == 1 else [math.fsum(c) for c in zip(*rows, strict=True)]
+            return sums + self._measured(part, seen or [], device)
+
+    def _keyed(self, part: int, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return layers_draw_from(stream(self.seed, "evaluation", part), device)
+
+    def _measured(
+        self, part: int, seen: Sequence[tuple[Any, Tensor]], device: torch.device
+    ) -> list[float]:
+        """Metrics of one's own, by outputs and targets of a part; NaN where they are not wanted."""
+        held_out = part < len(self._held_out)
+        if not self.metrics or not (held_out or self.per_client):
+            return [math.nan] * len(self.metrics)
+        whose = f"the training examples of client {self._client(part)}"
+        if held_out:
+            whose = f"the {self._held_out[part][0]} examples"
         outputs = _joined([output for output, _ in seen])
         targets = torch.cat([target for _, target in seen])
-        return sums + [measure(n, m, outputs, targets, whose) for n, m in self.metrics.items()]
+        with self._keyed(part, device):
+            return [measure(n, m, outputs, targets, whose) for n, m in self.metrics.items()]
 
     def _sums(
         self, examples: Examples, device: torch.device, seen: list[tuple[Any, Tensor]] | None

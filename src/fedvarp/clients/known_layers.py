@@ -11,7 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fedvarp.models import LogisticRegression, Quadratic, quadratic_loss
 
-# What these make of an example, a row of two or more dimensions, depends on no other row.
+# What these make of a row of their inputs, which have two or more dimensions, depends on no other.
 _DENSE_LAYERS: Final = (
     *(nn.Sequential, nn.Identity, nn.Flatten, nn.Linear, LogisticRegression, Quadratic),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus),
@@ -55,7 +55,8 @@ def are_dense(module: nn.Module) -> bool:
         module: The model, of which `are_known` says that it does nothing else.
 
     Returns:
-        False for all others, and for layers that could take rows for channels.
+        False for all others, for layers that could take rows for channels, and for those that make
+        one of several rows.
     """
     return all(
         type(layer) in _DENSE_LAYERS and not (isinstance(layer, nn.Flatten) and layer.start_dim < 1)

@@ -132,11 +132,6 @@ class FederatedDataset:
             raise UnknownClientError(f"There is no client {i}: {self._known}")
         return _as_examples(self.load(i), f"Client {i} ({self.client_names[i]})")
 
-    @property
-    def gathers(self) -> bool:
-        """Whether several clients can be found at once; see `gathered`."""
-        return hasattr(self.load, "gathered")
-
     def gathered(self, clients: Sequence[int]) -> Gathered | None:
         """Finds several clients at once, where their examples are rows of one tensor.
 
@@ -151,12 +146,13 @@ class FederatedDataset:
             IndexError: There is no such client.
             DataError: x and y do not belong together.
         """
-        if not self.gathers:
+        several = getattr(self.load, "gathered", None)
+        if several is None:
             return None
         for i in (min(clients), max(clients)):
             if not 0 <= i < self.num_clients:
                 raise UnknownClientError(f"There is no client {i}: {self._known}")
-        x, y, rows, lengths = self.load.gathered(clients)  # type: ignore[attr-defined]
+        x, y, rows, lengths = several(clients)
         return Gathered(*_as_examples((x, y), "A cohort"), rows, lengths)
 
     @property

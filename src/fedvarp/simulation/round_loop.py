@@ -19,7 +19,7 @@ from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.clients.cohorts import ClientSampler, Cohort, LearningSampler
 from fedvarp.clients.evaluation import Evaluator, Figures
 from fedvarp.clusters.reclustering import Reclustering
-from fedvarp.errors import InvalidError
+from fedvarp.errors import InvalidError, sentence
 from fedvarp.runs.figures import FIGURES
 from fedvarp.runs.finished import reached
 from fedvarp.runs.journal import without_nan
@@ -293,14 +293,16 @@ class _Log:
             return
         (record, commit), self._unsettled = self._unsettled, None
         assert commit is not None  # else it was settled at once
-        with ThreadPoolExecutor(1, "commit") as beside:  # which waits for it at the end
-            committed = beside.submit(commit)
-            try:
+        beside = ThreadPoolExecutor(1, "commit")
+        committed = beside.submit(commit)
+        try:
+            with beside:  # which waits for it at the end
                 yield
-            except BaseException as error:
-                if (lost := committed.exception()) is not None:
-                    error.add_note(f"Round {record['round']} could not be saved either: {lost}")
-                raise
+        except BaseException as error:
+            if committed.done() and (lost := committed.exception()) is not None:
+                why = sentence(lost)
+                error.add_note(f"Round {record['round']} could not be saved either: {why}")
+            raise
         committed.result()
         self._bar.advance(record)
 
