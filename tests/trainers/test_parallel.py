@@ -179,12 +179,15 @@ def test_the_longest_client_comes_first_and_the_evaluation_last(
 
 
 def test_an_evaluation_is_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pieces of one part each, five parts; with one piece for each of two workers, two."""
+    """With pieces of one part each, five parts; with one piece for each of two workers, two.
+
+    Clients that fit into a batch are scored at once and stay together.
+    """
     work = plain()
     w = work.model.vector()
-    for pieces, expected in ((8, [1] * 5), (1, [3, 2])):
+    for pieces, batch_size, expected in ((8, 1, [1] * 5), (1, 1, [3, 2]), (8, 1000, [5])):
         monkeypatch.setattr("fedvarp.trainers.parallel._PIECES_PER_WORKER", pieces)
-        sizes = tmp_path / f"sizes {pieces}"
+        sizes = tmp_path / f"sizes {pieces} {batch_size}"
 
         class Noting(Evaluator):
             def scores(self, *arguments: object) -> list[list[float]]:
@@ -193,7 +196,7 @@ def test_an_evaluation_is_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.Mo
                     file.write(f"{len(found)}\n")
                 return found
 
-        evaluator = Noting(work.dataset, work.model, work.loss)
+        evaluator = Noting(work.dataset, work.model, work.loss, batch_size=batch_size)
         with ParallelTrainer(work, 2, evaluator) as trainer:
             figures = trainer.evaluation(evaluator, w, {})
             assert figures is not None
