@@ -46,10 +46,11 @@ def test_v_and_the_row_are_both_bounded() -> None:
     table = MemoryTable(10, 1)
     clipped = Clipped(FedVARP(table), multiple=3.0)
     clipped.aggregate(updates_of([1.0, 2.0, 3.0]))  # ȳ = 6/10 afterwards
-    v = clipped.aggregate(updates_of([1000.0], first=3))
+    long = updates_of([1000.0], first=3)
+    assert clipped.admit(long).shortened == {3}
+    v = clipped.aggregate(long)
     assert v.tolist() == [pytest.approx(6 / 10 + 6)]  # 3 · median(1, 2, 3)
     assert table.get(torch.tensor([3])).tolist() == [[6.0]]
-    assert clipped.clipped == (3,)
 
 
 def test_the_limit_is_that_of_a_plain_loop() -> None:
@@ -60,9 +61,12 @@ def test_the_limit_is_that_of_a_plain_loop() -> None:
         lengths = torch.randn(3, generator=generator).exp().mul(1.03**t).tolist()
         limit = 2.0 * statistics.median_low(let_through[-100:] or lengths)
         expected = [min(length, limit) for length in lengths]
-        v = clipped.aggregate(updates_of(lengths, dim=4))
+        admitted = clipped.admit(updates_of(lengths, dim=4))
+        assert admitted.shortened == {i for i in range(3) if lengths[i] > limit}
+        again = clipped.admit(admitted)
+        assert torch.equal(again.deltas, admitted.deltas)
+        v = clipped.aggregate(admitted)
         assert float(v.norm()) == pytest.approx(sum(expected) / 3, rel=1e-5)
-        assert clipped.clipped == tuple(i for i in range(3) if lengths[i] > limit)
         let_through += expected
     assert len(clipped.state_dict()["norms"]) == WINDOW == 100
 
@@ -70,18 +74,17 @@ def test_the_limit_is_that_of_a_plain_loop() -> None:
 @pytest.mark.parametrize(
     ("first_round", "clipped_then"),
     [
-        ([1.0, 100.0], (1,)),  # the smaller of the two is taken for their median
-        ([100.0], ()),  # alone it is the median
-        ([0.0, 0.0, 5.0], ()),  # zeros do not say how long an update is
-        ([0.0, 0.0], ()),
+        ([1.0, 100.0], {1}),  # the smaller of the two is taken for their median
+        ([100.0], set()),  # alone it is the median
+        ([0.0, 0.0, 5.0], set()),  # zeros do not say how long an update is
+        ([0.0, 0.0], set()),
     ],
 )
 def test_the_first_round_is_held_against_itself(
-    first_round: list[float], clipped_then: tuple[int, ...]
+    first_round: list[float], clipped_then: set[int]
 ) -> None:
     clipped = Clipped(FedAvg())
-    clipped.aggregate(updates_of(first_round))
-    assert clipped.clipped == clipped_then
+    assert clipped.admit(updates_of(first_round)).shortened == clipped_then
 
 
 def test_zeros_never_shut_the_door() -> None:
@@ -224,6 +227,11 @@ def test_settings_clip_any_algorithm_but_only_once() -> None:
         make_algorithm(Clipped(Scaffold(MemoryTable(3, 2))), settings)
 
 
+def test_updates_are_clipped_once() -> None:
+    with pytest.raises(ValueError, match="clipped already"):
+        Clipped(Clipped(FedAvg()))
+
+
 @pytest.mark.parametrize("off", [None, False])
 def test_false_and_none_switch_it_off(off: bool | None) -> None:
     assert Table(clip_updates=off).clip_updates is None
@@ -240,8 +248,9 @@ def test_rows_that_are_means_of_gradients_are_bounded_by_what_they_are() -> None
     assert table is not None
     sent = clipped.corrections(torch.tensor([2]))
     assert sent is not None
-    assert clipped.aggregate(liar).tolist() == [10.0], "its model is what it is"
-    assert clipped.clipped == (2,)
+    admitted = clipped.admit(liar)
+    assert admitted.shortened == {2}
+    assert clipped.aggregate(admitted).tolist() == [10.0], "its model is what it is"
     assert table.get(torch.tensor([2])).tolist() == [[3.0 - float(sent)]]
     again = Clipped(Scaffold(MemoryTable(4, 1)), multiple=3.0)
     again.load_state_dict(clipped.state_dict())

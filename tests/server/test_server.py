@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from fedvarp import (
     MIFA,
     Aggregator,
+    Clipped,
     FedAvg,
     FedVARP,
     MemoryTable,
@@ -22,8 +24,10 @@ from fedvarp import (
     RoundUpdates,
     Scaffold,
     Server,
+    ServerExP,
     ServerMomentum,
     ServerSGD,
+    TrimmedMean,
 )
 
 N, D = 6, 3
@@ -131,10 +135,33 @@ def test_residuals_are_lengths_of_what_the_rows_did_not_foretell() -> None:
     for algorithm, expected in ((FedVARP, [3.0, 2.0]), (MIFA, [3.0, 2.0]), (Scaffold, [4.0, 2.0])):
         server = Server(torch.zeros(D), algorithm(MemoryTable(N, D)), ServerSGD())
         server.receive(updates_of(first))
-        found = server.residuals(updates_of(second))
-        torch.testing.assert_close(found, torch.tensor(expected).double() * D**0.5)
-    plain = Server(torch.zeros(D), FedAvg(), ServerSGD()).residuals(updates_of(second))
-    torch.testing.assert_close(plain, torch.tensor([4.0, 2.0]).double() * D**0.5)
+        report = server.receive(updates_of(second), with_residuals=True)
+        assert report.residuals == pytest.approx([length * D**0.5 for length in expected])
+    plain = Server(torch.zeros(D), FedAvg(), ServerSGD())
+    report = plain.receive(updates_of(second), with_residuals=True)
+    assert report.residuals == pytest.approx([4.0 * D**0.5, 2.0 * D**0.5])
+    assert plain.receive(updates_of(second)).residuals == ()
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, lambda: TrimmedMean(MemoryTable(N, D))])
+def test_who_lies_about_lengths_moves_neither_a_step_of_fedexp_nor_a_sampler(
+    algorithm: Callable[[], Aggregator],
+) -> None:
+    """Clipped to three medians; unclipped the step would be 10⁶ · 10⁶ / (2 · 9) times as long."""
+    server = Server(torch.zeros(D), Clipped(algorithm(), 3.0), ServerExP())
+    server.receive(updates_of(torch.eye(3, D)))
+    before = server.w.clone()
+    liar = torch.eye(3, D)
+    liar[0] *= 1e6
+    report = server.receive(updates_of(liar), with_residuals=True)
+    assert report.clipped == (0,)
+    assert max(report.residuals) <= 3 + 1  # and as much as the row was long
+    assert float((server.w - before).norm()) < 10
+
+
+def test_lengths_of_liars_are_not_believed_where_their_numbers_are_not() -> None:
+    with pytest.raises(ValueError, match=r"ServerExP.*TrimmedMean.*clip_updates"):
+        Server(torch.zeros(D), TrimmedMean(MemoryTable(N, D)), ServerExP())
 
 
 def test_refusals_of_the_trainer_appear_in_the_report() -> None:

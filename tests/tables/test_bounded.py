@@ -50,7 +50,7 @@ def newest(puts: list[list[int]], max_rows: int) -> set[int]:
 @every_codec
 @every_place
 @settings(max_examples=10, deadline=None)
-@given(puts=st.lists(st.lists(st.integers(0, N - 1), unique=True, max_size=R), max_size=8))
+@given(puts=st.lists(st.lists(st.integers(0, N - 1), unique=True, max_size=N), max_size=8))
 def test_the_newest_rows_stay_and_the_mean_is_theirs(
     tmp_path_factory: pytest.TempPathFactory, place: str, codec: str, puts: list[list[int]]
 ) -> None:
@@ -138,12 +138,16 @@ def test_a_bound_that_is_never_reached_changes_no_bit() -> None:
 
 
 @every_place
-def test_more_rows_than_fit_are_refused_before_anything_changes(tmp_path: Path, place: str) -> None:
-    table = table_in(place, tmp_path)
-    with pytest.raises(ValueError, match=r"5 rows.*max_rows=4"):
-        table.put(torch.arange(5), rows_like(table, 5, seed=0))
-    assert table.num_rows == 0
-    assert not table.mean().any()
+def test_of_a_cohort_beyond_the_bound_v_is_that_of_all_and_the_last_stay(
+    tmp_path: Path, place: str
+) -> None:
+    table, free = table_in(place, tmp_path), MemoryTable(N, D)
+    for clients in (torch.arange(3), torch.arange(1, 7)):
+        rows, a = rows_like(table, len(clients), seed=len(clients)), torch.rand(len(clients))
+        v, expected = (t.exchange(clients, rows, a, 1.0) for t in (table, free))
+        assert torch.equal(v, expected)
+    assert set(table.rows_written()) == {3, 4, 5, 6}
+    assert_law(table)
     table.close()
 
 
@@ -161,3 +165,7 @@ def test_a_bound_below_a_cohort_is_refused_at_the_start(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=r"max_rows=2 is less than a cohort of 3"):
         FlowerFedVARP(max_rows=2, clients_per_round=3)
+    with pytest.raises(ValueError, match=r"max_rows=1 is less than a cohort of 2"):
+        FlowerFedVARP(max_rows=1)  # two nodes train at the least
+    with pytest.raises(ValueError, match=r"max_rows=9 is less than a cohort of 10"):
+        FlowerFedVARP(max_rows=9, num_clients=100, fraction_train=0.1)

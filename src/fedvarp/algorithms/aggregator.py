@@ -43,6 +43,7 @@ class Aggregator(ABC):
         needs_gradients: Whether updates must be sums of gradients: clients then take steps of SGD.
         needs_models: Whether updates must be plain differences of models, not divided by steps.
         needs_equal_weights: Whether all clients of a cohort must count the same.
+        withstands_outliers: Whether v stays where it is however long single updates are.
     """
 
     vectors_down: ClassVar[int] = 1
@@ -53,6 +54,20 @@ class Aggregator(ABC):
     needs_gradients: ClassVar[bool] = False
     needs_models: ClassVar[bool] = False
     needs_equal_weights: ClassVar[bool] = False
+    withstands_outliers: ClassVar[bool] = False
+
+    def admit(self, updates: RoundUpdates) -> RoundUpdates:
+        """The updates as `aggregate` takes them in; changes nothing, and what it gives stays so.
+
+        Whoever else looks at the updates of a round, an optimiser or a sampler, sees these.
+
+        Args:
+            updates: What came back, checked by the server.
+
+        Returns:
+            The same, or shorter ones: see `Clipped`.
+        """
+        return updates
 
     @abstractmethod
     def aggregate(self, updates: RoundUpdates) -> Tensor:

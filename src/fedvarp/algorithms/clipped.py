@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator
 from fedvarp.algorithms.round_updates import RoundUpdates
+from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import AboveOne
 from fedvarp.settings.checked import check_fields
 from fedvarp.tables.base import ClientTable
+from fedvarp.tables.largest_entries import LargestEntries
 
 WINDOW: Final = 100
 """How many norms the running median is taken of."""
@@ -27,6 +29,7 @@ _FORWARDED: Final = (
     "needs_gradients",
     "needs_models",
     "needs_equal_weights",
+    "withstands_outliers",
 )
 
 
@@ -57,17 +60,14 @@ class Clipped(Aggregator):
         aggregator: The algorithm.
         multiple: c, above 1.
 
-    Attributes:
-        clipped: The clients whose updates were shortened by the last call.
-
     >>> from fedvarp import FedAvg
     >>> clipped = Clipped(FedAvg(), multiple=3.0)
     >>> S, ones = torch.arange(3), torch.ones(3, dtype=torch.int64)
     >>> updates = RoundUpdates(S, torch.tensor([[1.0], [1.0], [100.0]]), ones, ones, scale=0.1)
     >>> clipped.aggregate(updates)  # (1 + 1 + 3) / 3
     tensor([1.6667])
-    >>> clipped.clipped
-    (2,)
+    >>> clipped.admit(updates).shortened
+    frozenset({2})
     """
 
     unbiased: ClassVar[bool] = False  # where it clips
@@ -75,10 +75,11 @@ class Clipped(Aggregator):
 
     aggregator: Aggregator
     multiple: AboveOne = 3.0
-    clipped: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if isinstance(self.aggregator, Clipped):
+            raise InvalidError("Clipped(Clipped(…)): updates are clipped already; clip them once.")
         for name in _FORWARDED:
             setattr(self, name, getattr(self.aggregator, name))
         self._norms: list[float] = []  # of the last updates used, newest last
@@ -86,30 +87,31 @@ class Clipped(Aggregator):
 
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """What the algorithm makes of the clipped updates."""
-        shortened, norms = self._clip(updates)
-        v = self.aggregator.aggregate(shortened)
-        self._remember(shortened, norms)
+        admitted = self.admit(updates)
+        v = self.aggregator.aggregate(admitted)
+        self._remember(admitted)
         return v
 
     def receive_late(self, updates: RoundUpdates) -> bool:
         """Late replies are clipped as all others are."""
-        shortened, norms = self._clip(updates)
-        used = self.aggregator.receive_late(shortened)
+        admitted = self.admit(updates)
+        used = self.aggregator.receive_late(admitted)
         if used:
-            self._remember(shortened, norms)
+            self._remember(admitted)
         return used
 
-    def _clip(self, updates: RoundUpdates) -> tuple[RoundUpdates, list[float]]:
-        """The updates, none of them too long, and the norms they have now."""
-        norms = updates.norms
+    def admit(self, updates: RoundUpdates) -> RoundUpdates:
+        """The updates, none of them too long; what is admitted already stays as it is."""
+        clients, deltas = updates.clients.tolist(), updates.deltas
+        norms, largest = updates.norms, list(updates.largest_entries.values)
         limit = self._limit(self._norms, norms)
         too_long = {m for m, norm in enumerate(norms) if norm > limit}
         if too_long:
-            deltas = updates.deltas.clone()
-            for m in too_long:
-                deltas[m] *= limit / norms[m]
-                norms[m] = limit
-            updates = replace(updates, deltas=deltas)
+            deltas = deltas.clone()
+        for m in too_long:
+            deltas[m] *= limit / norms[m]
+            norms[m], largest[m] = limit, float(deltas[m].abs().max())
+        measured = LargestEntries.known(largest, deltas, norms)
         if self.aggregator.needs_gradients:
             gradients, counts = _per_gradient(updates, norms), updates.gradient_counts.tolist()
             limit = self._limit(self._gradient_norms, gradients)
@@ -118,14 +120,15 @@ class Clipped(Aggregator):
                 told = [norms[m] / limit if m in too_few else n for m, n in enumerate(counts)]
                 updates = replace(updates, num_gradients=torch.tensor(told, dtype=torch.float64))
             too_long |= too_few
-        self.clipped = tuple(updates.clients[sorted(too_long)].tolist())
-        return updates, norms
+        shortened = updates.shortened | {clients[m] for m in too_long}
+        return replace(updates, deltas=deltas, measured=measured, shortened=shortened)
 
     def _limit(self, earlier: list[float], now: list[float]) -> float:
         known = earlier or [norm for norm in now if norm > 0]
         return self.multiple * statistics.median_low(known) if known else math.inf
 
-    def _remember(self, updates: RoundUpdates, norms: list[float]) -> None:
+    def _remember(self, updates: RoundUpdates) -> None:
+        norms = updates.norms
         self._norms = _newest(self._norms, norms)
         if self.aggregator.needs_gradients:
             self._gradient_norms = _newest(self._gradient_norms, _per_gradient(updates, norms))

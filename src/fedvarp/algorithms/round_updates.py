@@ -72,6 +72,7 @@ class RoundUpdates:
     # FlatModel; kept beside the updates, by client
     num_gradients: Tensor | None = None  # (M,) how many gradients a row adds up; None: num_steps
     measured: LargestEntries | None = None  # of deltas, if whoever made them has looked at them
+    shortened: frozenset[int] = frozenset()  # whose updates were longer when they came: `Clipped`
 
     @classmethod
     def from_replies(

@@ -45,6 +45,7 @@ class TrimmedMean(LatestUpdates):
     unbiased: ClassVar[bool] = False
     full_is_fedavg: ClassVar[bool] = False
     needs_equal_weights: ClassVar[bool] = True
+    withstands_outliers: ClassVar[bool] = True
 
     beta: Share = 1.0  # type: ignore[misc]  # what FedVARP has once for all is set here
     trim: Annotated[float, Field(ge=0, le=0.5)] = 0.1

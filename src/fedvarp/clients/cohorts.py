@@ -83,7 +83,7 @@ class LearningSampler(ClientSampler, Protocol):
 
         Args:
             clients: (M,) int64, whose replies were used.
-            residuals: (M,) float64, ‖Δ_i − y_i‖ of each: see `Server.residuals`.
+            residuals: (M,) float64, ‖Δ_i − y_i‖ of each: see `RoundReport`.
         """
 
     def state_dict(self) -> Mapping[str, Tensor]:

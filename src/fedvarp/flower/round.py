@@ -175,17 +175,17 @@ class TrainingRounds:
             self._weigh(current)
         drawn = self.ledger.weights_of(round, [update.node for update in updates])
         stacked = self._round_updates(current, [rate] * len(current), scale, drawn)
-        residuals = None if drawn is None else self.server.residuals(stacked).tolist()
-        report = self.server.receive(stacked)
+        report = self.server.receive(stacked, with_residuals=drawn is not None)
+        residuals = dict(zip(report.accepted, report.residuals, strict=False))
         if self.sends_corrections:  # which belong to the mean as it was when they were sent
             self._weigh(current)
         if not report.stepped:
             self.server.skip()
-        for m, (update, client) in enumerate(current):
+        for update, client in current:
             if client.row in report.accepted:
                 self.rows.refreshed(client, round)
-                if residuals is not None:
-                    self.rows.clients.observed(client, residuals[m])
+                if client.row in residuals:
+                    self.rows.clients.observed(client, residuals[client.row])
                 outcome.accepted.append(update)
                 outcome.clipped += [client.name] * (client.row in report.clipped)
             else:
@@ -204,13 +204,15 @@ class TrainingRounds:
         fresh = [(u, c) for u, c in late if newest.get(self.rows.row_of(c)) == u.round]
         used: list[Update] = []
         if fresh and self.units.are_settled:
-            latest = self.units.latest_rate
-            rates = [self._rate_of_late(update.round, late) for update, _ in fresh]
             if not self.sends_corrections:
                 self._weigh(fresh)
-            report = self.server.receive_late(self._round_updates(fresh, rates, latest))
-            used = [update for update, client in fresh if client.row in report.accepted]
-            outcome.clipped += [c.name for _, c in fresh if c.row in report.clipped]
+            for earlier in sorted({update.round for update, _ in fresh}):  # the newest row stays
+                cohort = [(u, c) for u, c in fresh if u.round == earlier]
+                rates = [self._rate_of_late(earlier, late)] * len(cohort)
+                updates = self._round_updates(cohort, rates, self.units.latest_rate)
+                report = self.server.receive_late(updates)
+                used += [update for update, client in cohort if client.row in report.accepted]
+                outcome.clipped += [c.name for _, c in cohort if c.row in report.clipped]
         for update, client in late:
             staleness = round - update.round
             if update in used:

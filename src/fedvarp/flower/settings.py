@@ -194,11 +194,23 @@ class StrategySettings:
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
             )
-        cohort = self.clients_per_round
-        if self.max_rows is not None and cohort is not None and self.max_rows < cohort:
+        cohort = self.cohort_size(self.num_clients or 0)  # at least
+        if self.max_rows is not None and self.max_rows < cohort:
             raise InvalidError(
                 f"{type(self).__name__}: max_rows={self.max_rows} is less than a cohort of "
-                f"{cohort}, whose rows must fit."
+                f"{cohort}, whose rows should fit."
+            )
+        source = self.cluster_source
+        if isinstance(source, str) and source.startswith("auto:"):
+            raise InvalidError(
+                f"{type(self).__name__}: clusters={source!r}, found from gradients, are for "
+                f"simulations: here nobody can be asked for a gradient. Give clusters={{name: "
+                f"cluster}}, a function of the name, or the key under which clients report theirs."
+            )
+        if isinstance(source, Mapping) and not source:
+            raise InvalidError(
+                f"{type(self).__name__}: clusters={{}} names no client, and whoever has no cluster "
+                f"is not used. Give the cluster of each client, by its name."
             )
         try:
             self.make_server_optimizer()

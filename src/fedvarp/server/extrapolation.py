@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class ServerExP(ServerOptimizer):
     Raises:
         ValueError: One of them is out of range.
     """
+
+    follows_lengths: ClassVar[bool] = True
 
     @checked
     def __init__(self, lr: Positive = 1.0, eps: Positive = 1e-3) -> None:

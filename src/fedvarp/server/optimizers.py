@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,13 @@ from fedvarp.tables.blocks import BLOCK, blocks
 
 
 class ServerOptimizer(ABC):
-    """One step of the server's model; what it remembers is saved by checkpoints."""
+    """One step of the server's model; what it remembers is saved by checkpoints.
+
+    Attributes:
+        follows_lengths: Whether a step is the longer the longer single updates are, whatever v is.
+    """
+
+    follows_lengths: ClassVar[bool] = False
 
     def observe(self, updates: RoundUpdates) -> None:  # noqa: B027
         """Looks at what came back, before the step; most have no need to.

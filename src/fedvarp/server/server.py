@@ -13,7 +13,6 @@ from pydantic import InstanceOf
 from torch import Tensor
 
 from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
-from fedvarp.algorithms.clipped import Clipped
 from fedvarp.algorithms.round_updates import MOST_STEPS, RoundUpdates
 from fedvarp.errors import InvalidError
 from fedvarp.server.optimizers import ServerOptimizer
@@ -55,6 +54,7 @@ class RoundReport:
         refused: The others, and why theirs were not.
         stepped: Whether the model was moved and the round counted.
         clipped: Of those accepted, whose updates were shortened first.
+        residuals: Of those accepted, ‖Δ_i − y_i‖ as the row was before; none unless asked for.
     """
 
     round: int
@@ -62,6 +62,7 @@ class RoundReport:
     refused: Mapping[int, str]
     stepped: bool = False
     clipped: tuple[int, ...] = ()
+    residuals: tuple[float, ...] = ()
 
 
 class Server:
@@ -73,7 +74,8 @@ class Server:
         optimizer: How w moves along v; copied, and starts without a memory.
 
     Raises:
-        ValueError: w is no vector of finite numbers, or the table's rows have another length.
+        ValueError: w is no vector of finite numbers, the table's rows have another length, or the
+            optimiser believes what the algorithm is there not to believe.
 
     >>> from fedvarp import FedVARP, MemoryTable, ServerSGD
     >>> table = MemoryTable(num_clients=4, dim=2)
@@ -99,6 +101,14 @@ class Server:
             raise InvalidError(
                 f"The table has rows of {table.dim} numbers ({table.dtype}), the model has "
                 f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
+            )
+        is_clipped = aggregator.unwrapped is not aggregator
+        if optimizer.follows_lengths and aggregator.withstands_outliers and not is_clipped:
+            raise InvalidError(
+                f"{type(optimizer).__name__} steps by the lengths of all updates, of which a "
+                f"single client can make what it likes, and {type(aggregator).__name__} is there "
+                f"for clients that do. Bound the lengths too, with table.clip_updates = "
+                f'"median" or Clipped(…), or step with another server optimiser.'
             )
         self.w = w.detach().clone()
         self.aggregator = aggregator
@@ -130,7 +140,9 @@ class Server:
 
     @checked
     @torch.no_grad()
-    def receive(self, updates: InstanceOf[RoundUpdates]) -> RoundReport:
+    def receive(
+        self, updates: InstanceOf[RoundUpdates], with_residuals: bool = False
+    ) -> RoundReport:
         """One round: v from the updates, then a step of w.
 
         A reply that cannot be used costs nothing but itself; it is as if that client had never
@@ -139,6 +151,8 @@ class Server:
 
         Args:
             updates: What came back.
+            with_residuals: Whether the report says how far each update was from what its row
+                foretold; by its whole length for an algorithm whose rows are no updates.
 
         Returns:
             Whose replies were used, and why the others were not.
@@ -156,9 +170,11 @@ class Server:
         if usable.refused:
             refuse_broken_model(self.w, self.optimizer)
         accepted = tuple(usable.clients.tolist())
-        v = None
+        v, residuals = None, ()
         if accepted:
+            usable = self.aggregator.admit(usable)
             _refuse_overflow(usable)
+            residuals = self._residuals(usable) if with_residuals else ()
             v = self.aggregator.aggregate(usable)  # Algorithms 2 and 3, line 8
             refuse_direction(v, self.w, self.aggregator, "aggregate")
         elif usable.weights is not None:
@@ -171,8 +187,8 @@ class Server:
             self.optimizer.step(self.w, v, usable.scale)  # line 9
             refuse_step(self.w, dim, self.optimizer)
             self.round += 1
-        refused, clipped = dict(usable.refused), self._clipped(accepted)
-        return RoundReport(self.round, accepted, refused, v is not None, clipped)
+        refused, clipped = dict(usable.refused), tuple(sorted(usable.shortened))
+        return RoundReport(self.round, accepted, refused, v is not None, clipped, residuals)
 
     @torch.no_grad()
     def receive_late(self, updates: RoundUpdates) -> RoundReport:
@@ -193,27 +209,12 @@ class Server:
         """
         updates.check()
         usable = self._usable(updates)
+        if len(usable.clients):
+            usable = self.aggregator.admit(usable)
         remembered = len(usable.clients) > 0 and self.aggregator.receive_late(usable)
         accepted = tuple(usable.clients.tolist()) if remembered else ()
-        return RoundReport(
-            self.round, accepted, dict(usable.refused), clipped=self._clipped(accepted)
-        )
-
-    @torch.no_grad()
-    def residuals(self, updates: RoundUpdates) -> Tensor:
-        """How far replies are from what the rows foretold; ask before they are received.
-
-        Args:
-            updates: What came back, unchecked.
-
-        Returns:
-            (M,) float64, ‖Δ_i − y_i‖; ‖Δ_i‖ for an algorithm whose rows are no updates.
-        """
-        table, deltas = self.aggregator.table, updates.deltas
-        if table is not None and isinstance(self.aggregator.unwrapped, LatestUpdates):
-            deltas = deltas - table.get(updates.clients)
-        norms: Tensor = torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64)
-        return norms
+        clipped = tuple(sorted(usable.shortened)) if remembered else ()
+        return RoundReport(self.round, accepted, dict(usable.refused), clipped=clipped)
 
     def skip(self) -> None:
         """Counts a round in which nobody answered, so that the next one draws another cohort."""
@@ -236,11 +237,12 @@ class Server:
             **self.aggregator.describe(),
         }
 
-    def _clipped(self, accepted: tuple[int, ...]) -> tuple[int, ...]:
-        """Whose updates were shortened; nobody's where none was taken in."""
-        if accepted and isinstance(self.aggregator, Clipped):
-            return self.aggregator.clipped
-        return ()
+    def _residuals(self, updates: RoundUpdates) -> tuple[float, ...]:
+        """‖Δ_i − y_i‖; ‖Δ_i‖ for an algorithm whose rows are no updates."""
+        table, deltas = self.aggregator.table, updates.deltas
+        if table is not None and isinstance(self.aggregator.unwrapped, LatestUpdates):
+            deltas = deltas - table.get(updates.clients)
+        return tuple(torch.linalg.vector_norm(deltas, dim=1, dtype=torch.float64).tolist())
 
     def _usable(self, updates: RoundUpdates) -> RoundUpdates:
         """The replies that can be used, by client number: their order of arrival means nothing."""

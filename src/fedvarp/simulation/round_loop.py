@@ -140,11 +140,10 @@ class Simulation:
     def _receive(self, cohort: Cohort, updates: RoundUpdates) -> Record:
         """Algorithm 2, lines 8 to 14: v, the step of w, the table; then what is known so far."""
         sampler = self._learning_sampler
-        residuals = None if sampler is None else self.server.residuals(updates)
-        report = self.server.receive(updates)
-        if sampler is not None and residuals is not None:
-            used = torch.isin(updates.clients, torch.tensor(report.accepted, dtype=torch.int64))
-            sampler.observe(updates.clients[used], residuals.cpu()[used])
+        report = self.server.receive(updates, with_residuals=sampler is not None)
+        if sampler is not None:
+            used = torch.tensor(report.accepted, dtype=torch.int64)
+            sampler.observe(used, torch.tensor(report.residuals, dtype=torch.float64))
         if not report.stepped:
             self.server.skip()
         if self.buffers:

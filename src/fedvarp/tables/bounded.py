@@ -38,10 +38,11 @@ class OldestFirst:
         """Notes a write, and says who has to go for it.
 
         Args:
-            rows: Whose rows, `max_rows` at most.
+            rows: Whose rows, in order.
 
         Returns:
-            The rows to drop, oldest first; none of those just written.
+            The rows to drop, oldest first; of those just written the first, if they alone are
+            too many.
         """
         for row in rows:
             self._stamps.pop(row, None)

@@ -158,11 +158,6 @@ class RowTable(ClientTable):
         self, clients: Tensor, rows: Tensor, largest: LargestEntries, direction: Direction | None
     ) -> None:
         numbers, shares = clients.tolist(), self._sum.shares_of(clients)
-        if self._order is not None and len(numbers) > self._order.max_rows:
-            raise InvalidError(
-                f"{len(numbers)} rows at once do not fit into a table with "
-                f"max_rows={self._order.max_rows}; it must hold a cohort at least."
-            )
         self._before_overwrite()
         self._bring_sum_up_to_date()
         encoded = [self._encoded(client) for client in numbers]
