@@ -228,7 +228,7 @@ SIMULATE: dict[str, tuple[Call, str]] = {
             ("algorithm", "fedvrap", "fedvrap.*did you mean fedvarp"),
             ("algorithm", "", "algorithm"),
             ("algorithm", None, "algorithm = None"),
-            ("algorithm", "cluster_fedvarp", "cluster_of"),
+            ("algorithm", "cluster_fedvarp", r"table\.clusters"),
             ("algorithm", "no.such:module", "no.such:module.*cannot be imported"),
             ("seed", -1, "seed = -1.*at least 0"),
             ("seed", "0", "seed = '0'.*whole number"),

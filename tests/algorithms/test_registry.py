@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -95,3 +96,18 @@ def test_two_runs_of_one_aggregator_share_no_table() -> None:
     one.y.put(torch.tensor([2]), torch.ones(1, 3))
     assert float(other.y.mean().abs().sum()) == 0
     assert float(mine.y.mean().abs().sum()) == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "says"),
+    [
+        ("fedavg", {"kept": ["nope"], "parameters": {"w": slice(0, 3)}}, "matches no parameter"),
+        ("cluster_fedvarp", {"max_rows": 1}, "2 clusters.*max_rows = 1"),
+        ("fedvarp_mixed", {"cluster_of": None}, r"table\.clusters to \"labels\""),
+    ],
+)
+def test_rows_that_cannot_be_are_refused_with_the_way_out(
+    algorithm: str, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        make_algorithm(algorithm, dataclasses.replace(SETTINGS, **changes))  # type: ignore[arg-type]

@@ -41,6 +41,12 @@ def test_clusters_may_be_given_themselves() -> None:
     assert found.tolist() == given
 
 
+@pytest.mark.parametrize("given", [[-1] * 30, [10**12, *[0] * 29], [0, 1]])
+def test_clusters_that_are_given_are_numbered_from_zero(given: list[int]) -> None:
+    with pytest.raises(ValueError, match="clusters"):
+        clusters_by_name(given, None, planted_clusters())
+
+
 @pytest.mark.parametrize(
     ("name", "every", "of_updates", "changing"),
     [

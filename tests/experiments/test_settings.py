@@ -164,6 +164,9 @@ def test_none_goes_back_to_the_default() -> None:
         ("alogrithm=fedavg", "alogrithm is no setting; did you mean algorithm?"),
         ("local_sgd.batchsize=3", "did you mean local_sgd.batch_size?"),
         ("batch_size=3", "did you mean local_sgd.batch_size?"),  # found in another section
+        ("server_optimizer=adam", "did you mean server.name?"),  # as Python calls it
+        ("rows=last_layer", "did you mean table.rows?"),
+        ("sampling=stratified", "should be a section, [sampling]: set sampling.scheme or"),
         ("local_sgd.learning_rate=3", "did you mean local_sgd.lr?"),
         ("table.nonsense=1", "there are table.clip_updates, table.clusters"),
         ("algorithm=fedvrap", "did you mean fedvarp?"),

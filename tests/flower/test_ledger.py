@@ -273,6 +273,23 @@ def test_of_late_replies_that_share_a_row_those_to_the_newest_round_count() -> N
     assert [client.last_round for client in strategy.clients] == [2, 0, 2, 2]
 
 
+def test_of_late_replies_beyond_max_rows_those_to_the_newest_round_stay() -> None:
+    """Four clients, two rows: 3 answers round 1 late, 1 and 2 round 2, all in round 3."""
+    grid = numbered_grid(an_app(), 4)
+    strategy = FedVARP(max_rows=2, clients_per_round=2, select=lambda t, names: ["0", str(4 - t)])
+    strategy.begin(w0())
+    late: list[Message] = []
+    for t in (1, 2, 3):
+        replies = list(grid.send_and_receive(ask(strategy, grid, t)))
+        late += [reply for reply in replies if reply.metadata.src_node_id != 100]
+        strategy.aggregate_train(t, [r for r in replies if r.metadata.src_node_id == 100])
+    ask(strategy, grid, 4)
+    strategy.aggregate_train(4, late)
+    (rows,) = table(strategy).tables()
+    kept = {client.name for client in strategy.clients if client.row in set(rows.rows_written())}
+    assert kept == {"1", "2"}, "of rounds 3 and 2"
+
+
 @pytest.mark.parametrize("together", [False, True])
 def test_a_late_reply_does_not_bring_its_client_back_to_a_cluster_it_has_left(
     together: bool,

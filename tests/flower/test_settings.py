@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedvarp import ServerMomentum
-from fedvarp.flower import FedVARP
+from fedvarp.flower import ClusterFedVARP, FedVARP, FedVARPMixed
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,10 @@ from fedvarp.flower import FedVARP
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedVARP(**settings)
+
+
+@pytest.mark.parametrize(("clusters", "message"), [("auto:3", "simulations"), ({}, "no client")])
+def test_clusters_that_nobody_is_in_are_refused(clusters: Any, message: str) -> None:
+    for strategy in (ClusterFedVARP, FedVARPMixed):
+        with pytest.raises(ValueError, match=message):
+            strategy(clusters=clusters)

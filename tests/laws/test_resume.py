@@ -77,6 +77,10 @@ def test_a_run_in_many_sittings_is_the_run_in_one(
 def test_every_optimiser_resumes_with_what_it_remembers(
     tmp_path: Path, algorithm: str, optimizer: str
 ) -> None:
+    if optimizer == "exp" and registry.fresh(algorithm).withstands_outliers:
+        with pytest.raises(ValueError, match="clip_updates"):
+            one_sitting(tmp_path / "whole", algorithm, "memory", "float32", optimizer, ROUNDS)
+        return
     whole = one_sitting(tmp_path / "whole", algorithm, "memory", "float32", optimizer, ROUNDS)
     for until in (1, 4, ROUNDS):
         pieces = one_sitting(tmp_path / "pieces", algorithm, "memory", "float32", optimizer, until)

@@ -62,6 +62,11 @@ def test_sgd_has_momentum_where_it_is_given() -> None:
     assert isinstance(make_server_optimizer("sgd", momentum=0.5), ServerMomentum)
 
 
+def test_options_may_be_written_as_in_a_call() -> None:
+    written = make_server_optimizer("adam(lr=0.5, beta1=0.3)", lr=0.2)
+    assert written.describe() == ServerAdam(lr=0.2, beta1=0.3).describe()
+
+
 def test_an_optimiser_is_taken_as_it_is() -> None:
     mine = ServerAdam(0.5)
     assert make_server_optimizer(mine) is mine
@@ -72,6 +77,8 @@ def test_an_optimiser_is_taken_as_it_is() -> None:
     [
         ("adan", {}, "'adan' is no server optimiser; did you mean adam?"),
         ("adam", {"beta1": 1.5}, "beta1 = 1.5 should be less than 1"),
+        ("adam(beta1=1.5)", {}, "beta1 = 1.5 should be less than 1"),
+        ("adam(beta1=0.5", {}, "server_optimizer = 'adam(beta1=0.5' cannot be read"),
         ("adam", {"betas": 1.5}, "betas is no setting; did you mean server_optimizer.beta2?"),
         ("exp", {"eps": 0.0}, "eps = 0.0 should be greater than 0"),
         ("yogi", {"lr": "fast"}, "lr = 'fast' should be a number"),

@@ -121,9 +121,9 @@ class TableSettings:
         """
         if self.cluster_of is None:
             raise InvalidError(
-                "ClusterFedVARP needs to know the clusters, as fedvarp_mixed does, and this data "
-                "set has no natural ones. Give cluster_of, the cluster of each client, or use "
-                "FedVARP."
+                "The clusters of clients are not known: this data set has none of its own. Set "
+                'table.clusters to "labels" or "auto:K", or give the cluster of each client, '
+                "clusters=[0, 0, 1, …]; or choose an algorithm without clusters, such as fedvarp."
             )
         rows = self.rows(max(self.num_clusters, int(self.cluster_of.max()) + 1), None, name)
         return self._whole(
@@ -172,6 +172,8 @@ def make_algorithm(
         SettingsError: There is no algorithm of that name, it is none, or its table was written to
             before or is not for these clients and this model.
     """
+    if settings.kept is not None:
+        numbers_kept(settings.kept, settings.parameters)  # refused for those without rows too
     made = _unclipped(algorithm, settings)
     if settings.clip_updates is None:
         return made
@@ -269,7 +271,14 @@ def fedvarp(table: TableSettings) -> FedVARP:
 
 def cluster_fedvarp(table: TableSettings) -> ClusterFedVARP:
     """ClusterFedVARP over a row for each cluster."""
-    return ClusterFedVARP(table.row_per_cluster())
+    rows = table.row_per_cluster()
+    K = rows.tables()[0].num_clients
+    if table.max_rows is not None and table.max_rows < K:
+        raise SettingsError(
+            f"cluster_fedvarp has a row for each of {K} clusters, which table.max_rows = "
+            f"{table.max_rows} does not allow. Form fewer clusters, or leave max_rows out."
+        )
+    return ClusterFedVARP(rows)
 
 
 def fedstale(table: TableSettings, beta: Share = 0.5) -> FedStale:

@@ -11,7 +11,7 @@ from pydantic import SkipValidation
 from torch import Tensor
 
 from fedvarp.clients.availability import Availability, Probability, per_client
-from fedvarp.clients.cohorts import Cohort, Weights
+from fedvarp.clients.cohorts import Cohort, Weights, check_cohorts
 from fedvarp.clients.sampling import WeightedSampler
 from fedvarp.settings.bounds import Count, Decay, Seed
 from fedvarp.settings.checked import checked
@@ -56,6 +56,7 @@ class ImportanceSampler:
     dropout: Annotated[Probability, SkipValidation] = 0.0
 
     def __post_init__(self) -> None:
+        check_cohorts(self.clients_per_round, self.num_clients, self.objective, self.dropout)
         self.load_state_dict({})
         self._by_size()  # which refuses what cannot be
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedvarp.clients.local_sgd import OPTIMIZERS
+from fedvarp.settings.calls import written_call
 from fedvarp.settings.names import Choice
 from fedvarp.settings.problems import SettingsError, unknown
 
@@ -58,4 +59,5 @@ def refuse_unusable(choice: Choice, parameters: Iterable[Tensor] | None = None) 
         if parameters is not None:
             make_optimizer(choice, parameters, 1.0)
     except Exception as error:  # whatever an optimiser says of its settings, or of a plain gradient
-        raise SettingsError(f"= {name!r} cannot be used: {error}") from error
+        given = written_call(name, choice.options)
+        raise SettingsError(f"= {given!r} cannot be used: {error}") from error

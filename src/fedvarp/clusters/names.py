@@ -72,9 +72,9 @@ def clusters_by_name(
     if name is None or (isinstance(name, str) and name == "own"):
         return ClusterPlan(dataset.cluster_of)
     if not isinstance(name, str):
-        import torch
+        from fedvarp.tables.tensors import cluster_numbers
 
-        return ClusterPlan(torch.as_tensor(name))
+        return ClusterPlan(cluster_numbers("clusters", name, dataset.num_clients))
     if not re.match(CLUSTERS_PATTERN, name):
         raise InvalidError(
             f'No clusters are called {name!r}; there are "own", "labels", "auto:K" and '

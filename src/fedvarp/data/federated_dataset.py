@@ -87,7 +87,9 @@ class FederatedDataset:
         as_tensors = {
             "client_names": _NumberedNames(self.num_clients) if len(names) == 0 else names,
             "num_examples": _as_counts(self.num_examples, self.num_clients),
-            "cluster_of": _as_clusters(self.cluster_of, self.num_clients),
+            "cluster_of": None
+            if self.cluster_of is None
+            else tensors.cluster_numbers("cluster_of", self.cluster_of, self.num_clients),
             "test": None if self.test is None else _as_examples(self.test, "The test set"),
         }
         for name, value in as_tensors.items():
@@ -238,20 +240,6 @@ def _as_counts(given: Any, num_clients: int) -> Tensor | None:
             "0, or split the data over fewer clients."
         )
     return num_examples
-
-
-def _as_clusters(given: Any, num_clients: int) -> Tensor | None:
-    if given is None:
-        return None
-    cluster_of = tensors.whole_numbers("cluster_of", given, num_clients)
-    used = sorted(set(cluster_of.tolist()))
-    if used != list(range(len(used))):
-        raise InvalidError(
-            f"cluster_of uses {len(used)} numbers from {used[0]} to {used[-1]}; clusters "
-            "are numbered 0 to K-1 with every number used. "
-            "torch.unique(cluster_of, return_inverse=True)[1] renumbers them so."
-        )
-    return cluster_of
 
 
 def _as_examples(given: Any, whose: str) -> Examples:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.problems import SettingsError, explain
 
@@ -31,13 +32,16 @@ def make_server_optimizer(given: str | Choice | ServerOptimizer, **options: Any)
 
     >>> make_server_optimizer("adam").describe()["server_lr"]
     0.01
+    >>> make_server_optimizer("adam(lr=0.03)").describe()["server_lr"]
+    0.03
     >>> make_server_optimizer("adam", beta1=1.5)
     Traceback (most recent call last):
     fedvarp.settings.problems.SettingsError: server_optimizer.beta1 = 1.5 should be less than 1.
 
     Args:
-        given: A name in `SERVER_OPTIMIZERS` or the import path of one's own; a section that has it;
-            or an optimiser, which is returned as it is.
+        given: A name in `SERVER_OPTIMIZERS` or the import path of one's own, with or without
+            options, as in ``adam(lr=0.03)``; a section that has it; or an optimiser, which is
+            returned as it is.
         **options: Of the optimiser of that name.
 
     Returns:
@@ -51,7 +55,12 @@ def make_server_optimizer(given: str | Choice | ServerOptimizer, **options: Any)
 
     if isinstance(given, ServerOptimizer):
         return given
-    choice = Choice(name=given, **options) if isinstance(given, str) else given
+    if isinstance(given, str):
+        try:
+            given = parse_call(given)
+        except SettingsError as error:
+            raise SettingsError(f"server_optimizer {error}") from None
+    choice = Choice(**{"name": given.name, **given.options, **options})
     try:
         made = SERVER_OPTIMIZERS.make(SERVER_OPTIMIZERS.complete(choice, "server_optimizer"))
     except ValidationError as error:

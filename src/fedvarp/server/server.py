@@ -170,7 +170,8 @@ class Server:
         if usable.refused:
             refuse_broken_model(self.w, self.optimizer)
         accepted = tuple(usable.clients.tolist())
-        v, residuals = None, ()
+        v: Tensor | None = None
+        residuals: tuple[float, ...] = ()
         if accepted:
             usable = self.aggregator.admit(usable)
             _refuse_overflow(usable)

@@ -20,6 +20,7 @@ _LONGEST_VALUE: Final = 80  # characters of a wrong value in a message
 _RENAMED: Final = {
     "evaluate_every": "evaluation.every",
     "server_lr": "server.lr",
+    "server_optimizer": "server.name",
     "workers": "trainer.workers",
     "device": "trainer.device",
     "clusters": "table.clusters",
@@ -97,7 +98,8 @@ def _problem(name: str, details: Any, section: type[BaseModel]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind in ("model_type", "model_attributes_type"):
-        return f"= {given!r} should be a section, [{name}]"
+        inside = [known for known, _ in fields_of(section) if known.startswith(f"{name}.")]
+        return f"= {given!r} should be a section, [{name}]: set {' or '.join(inside[:3])}"
     return f"= {given!r} {in_plain_words(details)}"
 
 
@@ -130,7 +132,8 @@ def shown(value: object) -> str:
 def unknown(name: str, known: Iterable[str], what: str = "setting") -> str:
     """Says of a setting that there is none of that name, and which is nearest.
 
-    In its own section if something is near there, else anywhere, by the last part alone.
+    The one that is called so in another section; else what is near in its own section, and then
+    anywhere, by the last part alone.
 
     Args:
         name: The dotted name that was given.
@@ -144,6 +147,9 @@ def unknown(name: str, known: Iterable[str], what: str = "setting") -> str:
     if _RENAMED.get(name) in names:
         return f"is no {what}; did you mean {_RENAMED[name]}?"
     own, _, last = name.rpartition(".")
+    elsewhere = [n for n in names if n.rpartition(".")[2] == last]
+    if len(elsewhere) == 1:
+        return f"is no {what}; did you mean {elsewhere[0]}?"
     siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == own}
     anywhere = {n.rpartition(".")[2]: n for n in reversed(names)}
     for places in (siblings, anywhere):

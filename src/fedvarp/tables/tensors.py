@@ -84,6 +84,31 @@ def weights(name: str, given: Any, length: int | None = None, of_what: str = "cl
     return numbers
 
 
+def cluster_numbers(name: str, given: Any, num_clients: int) -> Tensor:
+    """Takes the cluster of each client.
+
+    Args:
+        name: What they are called, for messages.
+        given: A tensor, an array or a sequence.
+        num_clients: N.
+
+    Returns:
+        (N,) int64, from 0 to K-1.
+
+    Raises:
+        ValueError: They are no whole numbers, not one a client, or leave out some of 0 to K-1.
+    """
+    cluster_of = whole_numbers(name, given, num_clients)
+    used = sorted(set(cluster_of.tolist()))
+    if used != list(range(len(used))):
+        raise InvalidError(
+            f"{name} uses {len(used)} numbers from {used[0]} to {used[-1]}; clusters are numbered "
+            f"0 to K-1 with every number used. torch.unique({name}, return_inverse=True)[1] "
+            f"renumbers them so."
+        )
+    return cluster_of
+
+
 def examples(given: Any) -> Tensor:
     """Takes inputs or targets, one row an example.
 
