@@ -93,6 +93,14 @@ def test_clusters_respect_the_share_and_the_budget(found: Diagnosis) -> None:
             advise(found, memory_budget=budget)
 
 
+def test_clusters_of_clients_that_have_nothing_in_common_remove_none(found: Diagnosis) -> None:
+    within = found.measured.sigma_g2  # estimates of both: the one within may come out larger
+    unlike = dataclasses.replace(within, value=1.14 * within.value)
+    measured = dataclasses.replace(found.measured, sigma_K2=unlike)
+    lines = advise(dataclasses.replace(found, measured=measured))
+    assert any("5 clusters measured remove none of the variance" in line for line in lines)
+
+
 def test_it_says_what_it_rests_on(config: Path) -> None:
     told = ["sampling.dropout=0.1", "local_sgd.momentum=0.5", "client_lr=0.5"]
     lines = advise(diagnose(config, told, sample=8, updates=False, progress=False))

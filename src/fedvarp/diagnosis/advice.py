@@ -107,8 +107,9 @@ def _clusters(found: Diagnosis, keep: float, budget: float | None) -> str:
     if own is not None and found.measured.sigma_g2.value > 0:
         K = len(found.measured.cluster_sizes or [])
         removed = 1 - own.value / found.measured.sigma_g2.value
+        share = f"{removed:.0%}" if removed >= 0.005 else "none"  # an estimate can be negative
         line = (
-            f"The {K} clusters measured remove {removed:.0%} of the variance between "
+            f"The {K} clusters measured remove {share} of the variance between "
             f"clients with {in_bytes(found.table_bytes(K, codec))} of {codec} rows."
         )
     if not found.curve:
