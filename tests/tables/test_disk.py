@@ -218,6 +218,14 @@ def test_whoever_asks_for_fsync_gets_it(tmp_path: Path) -> None:
             assert torch.equal(table.get(torch.tensor([0])), row(0))
 
 
+def test_a_closed_table_says_so(tmp_path: Path) -> None:
+    table = DiskTable(tmp_path, 3, 2)
+    table.put(torch.tensor([1]), torch.ones(1, 2))
+    table.close()
+    with pytest.raises(StoreError, match=r"is closed.*open a DiskTable"):
+        table.get(torch.tensor([1]))
+
+
 def test_a_folder_may_be_closed_by_another_thread(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     closing = threading.Thread(target=checkpoint.close)

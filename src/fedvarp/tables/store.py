@@ -345,6 +345,11 @@ class Store:
         return self._databases[name]
 
     def _damage_reported(self) -> contextlib.AbstractContextManager[None]:
+        if self._users == 0:
+            raise StoreError(
+                f"{self.path} is closed: its run is over, or its table. What it holds is safe; to "
+                f"read it, resume the run, or open a DiskTable or Checkpoint of that folder."
+            )
         return damage_reported(self.path / DATA)
 
     def _cannot_write(self, reason: lmdb.Error | OSError) -> StoreError:
