@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
+from fedvarp.analysis.units import in_short
 from fedvarp.experiments.files import SHORT_NAMES
 from fedvarp.settings.calls import split_calls
 from fedvarp.settings.problems import SettingsError
@@ -160,10 +162,11 @@ class Grid:
 def in_words(others: Mapping[str, str]) -> str:
     """The values of some settings, short, to stand behind an algorithm.
 
-    >>> in_words({"local_sgd.epochs": "5", "data.alpha": "0.1"})
-    'epochs=5, alpha=0.1'
+    >>> in_words({"local_sgd.epochs": "5", "server.lr": "0.0031622776601683794"})
+    'epochs=5, server.lr=10^-2.5'
     """
-    return ", ".join(f"{_short(name, others)}={value}" for name, value in others.items())
+    names = {name: name if name.endswith(".lr") else _short(name, others) for name in others}
+    return ", ".join(f"{names[name]}={_number_in_short(value)}" for name, value in others.items())
 
 
 def in_a_file_name(others: Mapping[str, str]) -> str:
@@ -179,6 +182,15 @@ def in_a_file_name(others: Mapping[str, str]) -> str:
 def _short(name: str, among: Mapping[str, str]) -> str:
     last = name.rpartition(".")[2]
     return name if sum(other.rpartition(".")[2] == last for other in among) > 1 else last
+
+
+def _number_in_short(value: str) -> str:
+    """As people write it, where that is the same number; all else as it is."""
+    try:
+        short = in_short(float(value))
+    except ValueError:
+        return value
+    return short if math.isclose(_rate(short), float(value), rel_tol=1e-9) else value
 
 
 def _values(text: str) -> list[str]:
