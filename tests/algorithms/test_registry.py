@@ -102,7 +102,6 @@ def test_two_runs_of_one_aggregator_share_no_table() -> None:
     ("algorithm", "changes", "says"),
     [
         ("fedavg", {"kept": ["nope"], "parameters": {"w": slice(0, 3)}}, "matches no parameter"),
-        ("cluster_fedvarp", {"max_rows": 1}, "2 clusters.*max_rows = 1"),
         ("fedvarp_mixed", {"cluster_of": None}, r"table\.clusters to \"labels\""),
     ],
 )

@@ -63,7 +63,7 @@ def test_sgd_has_momentum_where_it_is_given() -> None:
 
 
 def test_options_may_be_written_as_in_a_call() -> None:
-    written = make_server_optimizer("adam(lr=0.5, beta1=0.3)", lr=0.2)
+    written = make_server_optimizer("adam(beta1=0.3)", lr=0.2)
     assert written.describe() == ServerAdam(lr=0.2, beta1=0.3).describe()
 
 
@@ -78,6 +78,8 @@ def test_an_optimiser_is_taken_as_it_is() -> None:
         ("adan", {}, "'adan' is no server optimiser; did you mean adam?"),
         ("adam", {"beta1": 1.5}, "beta1 = 1.5 should be less than 1"),
         ("adam(beta1=1.5)", {}, "beta1 = 1.5 should be less than 1"),
+        ("adam(lr=0.5)", {"lr": 0.2}, "server_optimizer has lr twice"),
+        ("adam(name=sgd)", {}, "cannot be read"),
         ("adam(beta1=0.5", {}, "server_optimizer = 'adam(beta1=0.5' cannot be read"),
         ("adam", {"betas": 1.5}, "betas is no setting; did you mean server_optimizer.beta2?"),
         ("exp", {"eps": 0.0}, "eps = 0.0 should be greater than 0"),

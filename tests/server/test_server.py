@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from fedvarp import (
     ServerSGD,
     TrimmedMean,
 )
+from small_federation import run
 
 N, D = 6, 3
 
@@ -159,9 +161,12 @@ def test_who_lies_about_lengths_moves_neither_a_step_of_fedexp_nor_a_sampler(
     assert float((server.w - before).norm()) < 10
 
 
-def test_lengths_of_liars_are_not_believed_where_their_numbers_are_not() -> None:
+def test_lengths_of_liars_are_not_believed_where_their_numbers_are_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"ServerExP.*TrimmedMean.*clip_updates"):
         Server(torch.zeros(D), TrimmedMean(MemoryTable(N, D)), ServerExP())
+    with pytest.raises(ValueError, match=r"ServerExP.*TrimmedMean.*clip_updates"):
+        run(algorithm="median", server_optimizer="exp", where="disk", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_refusals_of_the_trainer_appear_in_the_report() -> None:

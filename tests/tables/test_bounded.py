@@ -167,5 +167,4 @@ def test_a_bound_below_a_cohort_is_refused_at_the_start(tmp_path: Path) -> None:
         FlowerFedVARP(max_rows=2, clients_per_round=3)
     with pytest.raises(ValueError, match=r"max_rows=1 is less than a cohort of 2"):
         FlowerFedVARP(max_rows=1)  # two nodes train at the least
-    with pytest.raises(ValueError, match=r"max_rows=9 is less than a cohort of 10"):
-        FlowerFedVARP(max_rows=9, num_clients=100, fraction_train=0.1)
+    FlowerFedVARP(max_rows=9, num_clients=100, fraction_train=0.1)  # of those who are online

@@ -44,6 +44,7 @@ class Aggregator(ABC):
         needs_models: Whether updates must be plain differences of models, not divided by steps.
         needs_equal_weights: Whether all clients of a cohort must count the same.
         withstands_outliers: Whether v stays where it is however long single updates are.
+        bounds_lengths: Whether `admit` lets no update through that is far longer than most.
     """
 
     vectors_down: ClassVar[int] = 1
@@ -55,6 +56,7 @@ class Aggregator(ABC):
     needs_models: ClassVar[bool] = False
     needs_equal_weights: ClassVar[bool] = False
     withstands_outliers: ClassVar[bool] = False
+    bounds_lengths: ClassVar[bool] = False
 
     def admit(self, updates: RoundUpdates) -> RoundUpdates:
         """The updates as `aggregate` takes them in; changes nothing, and what it gives stays so.
@@ -65,7 +67,8 @@ class Aggregator(ABC):
             updates: What came back, checked by the server.
 
         Returns:
-            The same, or shorter ones: see `Clipped`.
+            Of the same clients in the same order, some of them perhaps shorter: see `Clipped`. An
+            algorithm that stands before another one passes on what that one's `admit` gives.
         """
         return updates
 

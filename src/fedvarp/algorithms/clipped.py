@@ -72,13 +72,14 @@ class Clipped(Aggregator):
 
     unbiased: ClassVar[bool] = False  # where it clips
     full_is_fedavg: ClassVar[bool] = False
+    bounds_lengths: ClassVar[bool] = True
 
     aggregator: Aggregator
     multiple: AboveOne = 3.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if isinstance(self.aggregator, Clipped):
+        if self.aggregator.bounds_lengths:
             raise InvalidError("Clipped(Clipped(…)): updates are clipped already; clip them once.")
         for name in _FORWARDED:
             setattr(self, name, getattr(self.aggregator, name))
@@ -88,16 +89,18 @@ class Clipped(Aggregator):
     def aggregate(self, updates: RoundUpdates) -> Tensor:
         """What the algorithm makes of the clipped updates."""
         admitted = self.admit(updates)
+        norms = admitted.norms  # as they are before the algorithm does with them what it likes
         v = self.aggregator.aggregate(admitted)
-        self._remember(admitted)
+        self._remember(admitted, norms)
         return v
 
     def receive_late(self, updates: RoundUpdates) -> bool:
         """Late replies are clipped as all others are."""
         admitted = self.admit(updates)
+        norms = admitted.norms
         used = self.aggregator.receive_late(admitted)
         if used:
-            self._remember(admitted)
+            self._remember(admitted, norms)
         return used
 
     def admit(self, updates: RoundUpdates) -> RoundUpdates:
@@ -127,8 +130,7 @@ class Clipped(Aggregator):
         known = earlier or [norm for norm in now if norm > 0]
         return self.multiple * statistics.median_low(known) if known else math.inf
 
-    def _remember(self, updates: RoundUpdates) -> None:
-        norms = updates.norms
+    def _remember(self, updates: RoundUpdates, norms: list[float]) -> None:
         self._norms = _newest(self._norms, norms)
         if self.aggregator.needs_gradients:
             self._gradient_norms = _newest(self._gradient_norms, _per_gradient(updates, norms))

@@ -271,14 +271,7 @@ def fedvarp(table: TableSettings) -> FedVARP:
 
 def cluster_fedvarp(table: TableSettings) -> ClusterFedVARP:
     """ClusterFedVARP over a row for each cluster."""
-    rows = table.row_per_cluster()
-    K = rows.tables()[0].num_clients
-    if table.max_rows is not None and table.max_rows < K:
-        raise SettingsError(
-            f"cluster_fedvarp has a row for each of {K} clusters, which table.max_rows = "
-            f"{table.max_rows} does not allow. Form fewer clusters, or leave max_rows out."
-        )
-    return ClusterFedVARP(rows)
+    return ClusterFedVARP(table.row_per_cluster())
 
 
 def fedstale(table: TableSettings, beta: Share = 0.5) -> FedStale:

@@ -183,6 +183,7 @@ class RoundUpdates:
             num_gradients=None if counts is None else counts[at],
             weights=None if self.weights is None else self.weights[at],
             refused={**self.refused, **refused},
+            shortened=self.shortened.intersection(self.clients[at].tolist()),
             measured=LargestEntries.known(
                 [largest[p] for p in positions],
                 deltas,

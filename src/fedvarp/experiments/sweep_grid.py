@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +189,7 @@ def _number_in_short(value: str) -> str:
         short = in_short(float(value))
     except ValueError:
         return value
-    return short if math.isclose(_rate(short), float(value), rel_tol=1e-9) else value
+    return short if _rate(short) == float(value) else value
 
 
 def _values(text: str) -> list[str]:

@@ -194,11 +194,13 @@ class StrategySettings:
                 f"{type(self).__name__}: give server_lr or server_optimizer, which has a rate of "
                 f"its own; not both."
             )
-        cohort = self.cohort_size(self.num_clients or 0)  # at least
-        if self.max_rows is not None and self.max_rows < cohort:
+        least = self.clients_per_round
+        if least is None and self.fraction_train > 0 and self.select is None:
+            least = self.min_train_nodes
+        if self.max_rows is not None and least is not None and self.max_rows < least:
             raise InvalidError(
                 f"{type(self).__name__}: max_rows={self.max_rows} is less than a cohort of "
-                f"{cohort}, whose rows should fit."
+                f"{least}, whose rows should fit."
             )
         source = self.cluster_source
         if isinstance(source, str) and source.startswith("auto:"):

@@ -60,6 +60,8 @@ def make_server_optimizer(given: str | Choice | ServerOptimizer, **options: Any)
             given = parse_call(given)
         except SettingsError as error:
             raise SettingsError(f"server_optimizer {error}") from None
+    if twice := given.options.keys() & options.keys():
+        raise SettingsError(f"server_optimizer has {min(twice)} twice: give it once.")
     choice = Choice(**{"name": given.name, **given.options, **options})
     try:
         made = SERVER_OPTIMIZERS.make(SERVER_OPTIMIZERS.complete(choice, "server_optimizer"))

@@ -16,7 +16,12 @@ from fedvarp.algorithms.aggregator import Aggregator, LatestUpdates
 from fedvarp.algorithms.round_updates import MOST_STEPS, RoundUpdates
 from fedvarp.errors import InvalidError
 from fedvarp.server.optimizers import ServerOptimizer
-from fedvarp.server.step_checks import refuse_broken_model, refuse_direction, refuse_step
+from fedvarp.server.step_checks import (
+    refuse_belief_in_lengths,
+    refuse_broken_model,
+    refuse_direction,
+    refuse_step,
+)
 from fedvarp.settings.checked import checked
 from fedvarp.tables.largest_entries import DIVERGED_ABOVE
 
@@ -102,14 +107,7 @@ class Server:
                 f"The table has rows of {table.dim} numbers ({table.dtype}), the model has "
                 f"{len(w)} ({w.dtype}). Make the table with dim={len(w)}."
             )
-        is_clipped = aggregator.unwrapped is not aggregator
-        if optimizer.follows_lengths and aggregator.withstands_outliers and not is_clipped:
-            raise InvalidError(
-                f"{type(optimizer).__name__} steps by the lengths of all updates, of which a "
-                f"single client can make what it likes, and {type(aggregator).__name__} is there "
-                f"for clients that do. Bound the lengths too, with table.clip_updates = "
-                f'"median" or Clipped(…), or step with another server optimiser.'
-            )
+        refuse_belief_in_lengths(aggregator, optimizer)
         self.w = w.detach().clone()
         self.aggregator = aggregator
         self.optimizer = copy.deepcopy(optimizer)

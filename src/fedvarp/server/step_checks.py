@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from fedvarp.errors import FedvarpError
+from fedvarp.errors import FedvarpError, InvalidError
 from fedvarp.server.optimizers import ServerMomentum, ServerOptimizer, ServerSGD
 
 if TYPE_CHECKING:
@@ -27,6 +27,27 @@ _THE_ROUND_IS_LOST: Final = (
 
 class StepError(FedvarpError):
     """The algorithm or the optimiser gave the server what its model cannot take."""
+
+
+def refuse_belief_in_lengths(aggregator: Aggregator, optimizer: ServerOptimizer) -> None:
+    """Refuses an optimiser that believes what the algorithm is there not to believe.
+
+    Args:
+        aggregator: The algorithm.
+        optimizer: How w moves along v.
+
+    Raises:
+        InvalidError: Steps would be as long as a single client likes.
+    """
+    if not optimizer.follows_lengths or aggregator.bounds_lengths:
+        return
+    if aggregator.withstands_outliers:
+        raise InvalidError(
+            f"{type(optimizer).__name__} steps by the lengths of all updates, of which a single "
+            f"client can make what it likes, and {type(aggregator).__name__} is there for clients "
+            f'that do. Bound the lengths too, with clip_updates = "median" or Clipped(…), or step '
+            f"with another server optimiser."
+        )
 
 
 def refuse_direction(v: object, w: Tensor, aggregator: Aggregator, method: str) -> None:

@@ -42,6 +42,8 @@ def parse_call(text: str) -> Choice:
             raise ValueError
         inside = _BARE_WORD.sub(r'="\1"', rest[:-1])
         options = parse_toml(f"options = {{{inside}}}")["options"]
+        if "name" in options:
+            raise ValueError
         return Choice(**{"name": name.strip(), **options})
     except ValueError:
         raise SettingsError(

@@ -16,6 +16,7 @@ from fedvarp.runs.directory import RunDirectory
 from fedvarp.runs.errors import RunError
 from fedvarp.runs.identity import refuse_other_settings
 from fedvarp.server.flat_model import FlatModel
+from fedvarp.server.step_checks import refuse_belief_in_lengths
 from fedvarp.settings.problems import SettingsError
 from fedvarp.system.processes import usable_cores
 from fedvarp.tables.checks import check_clients, refuse_duplicates
@@ -66,10 +67,11 @@ def refuse_impossible(task: Task) -> None:
     if task.table.max_rows is not None and task.table.max_rows < asked:
         raise InvalidError(
             f"table.max_rows = {task.table.max_rows} is less than a cohort of {asked}: the rows of "
-            f"a round must fit. Give {asked} or more, or leave it out."
+            f"a round should fit. Give {asked} or more, or leave it out."
         )
     _refuse_short_trace(task)
     _refuse_unequal_weights(task)
+    refuse_belief_in_lengths(task.fresh_aggregator, task.server_optimizer)
     _refuse_unmeasurable(task)
     if evaluation.target_accuracy is not None and (lacking := _why_no_accuracy(task)):
         raise InvalidError(

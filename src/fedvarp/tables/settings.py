@@ -61,7 +61,7 @@ class Table(Section):
     separated by commas, such as "fc3.*"; elsewhere the algorithm is FedAvg."""
     max_rows: Count | None = None
     """How many clients may have a row at a time: the oldest rows are dropped, and whoever had them
-    counts as never seen. All of them unless given."""
+    counts as never seen. All of them unless given. Rows of clusters are not counted."""
     clusters: str | tuple[int, ...] | None = None
     """For cluster_fedvarp and fedvarp_mixed: "own" (the data set's), "labels" (clients with the
     same labels), "auto:K" (k-means on sketched gradients) or "auto:K:updates"; own unless given. In

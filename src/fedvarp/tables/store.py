@@ -346,13 +346,18 @@ class Store:
 
     def _damage_reported(self) -> contextlib.AbstractContextManager[None]:
         if self._users == 0:
-            raise StoreError(
-                f"{self.path} is closed: its run is over, or its table. What it holds is safe; to "
-                f"read it, resume the run, or open a DiskTable or Checkpoint of that folder."
-            )
+            raise self._is_closed()
         return damage_reported(self.path / DATA)
 
+    def _is_closed(self) -> StoreError:
+        return StoreError(
+            f"{self.path} is closed: its run is over, or its table. What it holds is safe; to read "
+            f"it, resume the run, or open a DiskTable or Checkpoint of that folder."
+        )
+
     def _cannot_write(self, reason: lmdb.Error | OSError) -> StoreError:
+        if self._users == 0:
+            return self._is_closed()
         return unless_damaged(
             self.path / DATA,
             reason,
