@@ -108,9 +108,9 @@ def test_the_server_stays_as_it_is_until_its_commit_is_done(
             commits += 1
             write(store, *args)
 
-    def watched_receive(server: Server, updates: RoundUpdates) -> Any:
+    def watched_receive(server: Server, updates: RoundUpdates, **asked: Any) -> Any:
         assert not writing.locked()
-        return receive(server, updates)
+        return receive(server, updates, **asked)
 
     monkeypatch.setattr(Store, "write", watched_write)
     monkeypatch.setattr(Server, "receive", watched_receive)

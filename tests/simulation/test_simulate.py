@@ -308,7 +308,7 @@ def test_wrong_settings_are_refused(
 
 def test_clusters_are_needed_for_clustering() -> None:
     dataset = from_tensors([(torch.zeros(2, 64), torch.zeros(2, dtype=torch.int64))] * 4)
-    with pytest.raises(ValueError, match="Give cluster_of"):
+    with pytest.raises(ValueError, match=r"Set table\.clusters"):
         short_run(dataset, algorithm="cluster_fedvarp")
 
 
