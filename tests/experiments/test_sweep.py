@@ -182,7 +182,7 @@ def test_processes_give_the_same_bits_and_a_failure_stops_no_other(
     place = ["--out", str(out), "--jobs", "2"]
     ended = CliRunner().invoke(app, ["sweep", str(config), *grid, *place])
     assert ended.exit_code == 1
-    assert "cluster_fedvarp-lr0.1-seed0 failed: The clusters of clients are not known" in ended.stderr
+    assert "cluster_fedvarp-lr0.1-seed0 failed: The clusters of clients" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "1 of 2 runs are not finished" in ended.stdout
     written = json.loads((out / "sweep.json").read_text())
