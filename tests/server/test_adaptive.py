@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvarp import FedAvg, RoundUpdates, Server, ServerAdagrad, ServerAdam, ServerYogi, stream
 from fedvarp.server.adaptive import AdaptiveOptimizer
@@ -102,3 +102,30 @@ def test_settings_are_described_by_name() -> None:
         "server_beta2": 0.99,
         "server_tau": 1e-3,
     }
+
+
+def test_steps_are_those_of_torchs_optimisers_which_pfl_research_takes_for_the_servers() -> None:
+    """Adagrad's to the digit. Adam's with the correction of the round after, as Flower has it:
+    √(1 − β2ˢ) / (1 − β1ˢ) with s = t + 1, where torch has s = t; without τ nothing else differs."""
+    adagrad, adam, generator = ServerAdagrad(), ServerAdam(tau=1e-12), stream(0, "directions")
+    models = [torch.ones(50, dtype=torch.float64) for _ in range(2)]
+    theirs = [nn.Parameter(model.clone()) for model in models]
+    optimizers = [
+        torch.optim.Adagrad([theirs[0]], lr=0.1, eps=1e-3),
+        torch.optim.Adam([theirs[1]], lr=0.01, betas=(0.9, 0.99), eps=1e-12),
+    ]
+
+    def correction(s: int) -> float:
+        return float((1 - 0.99**s) ** 0.5 / (1 - 0.9**s))
+
+    for t in range(1, 20):
+        v = torch.randn(50, dtype=torch.float64, generator=generator)
+        before = models[1].clone(), theirs[1].detach().clone()
+        for ours, model in zip((adagrad, adam), models, strict=True):
+            ours.step(model, v.clone(), 1.0)
+        for parameter, optimizer in zip(theirs, optimizers, strict=True):
+            parameter.grad = v.clone()
+            optimizer.step()
+        torch.testing.assert_close(models[0], theirs[0].detach())
+        expected = (theirs[1].detach() - before[1]) * (correction(t + 1) / correction(t))
+        torch.testing.assert_close(models[1] - before[0], expected)
