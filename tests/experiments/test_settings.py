@@ -76,6 +76,7 @@ def test_a_minimal_file_is_completed(tmp_path: Path) -> None:
         ("seed = 7", "seed", 7),
         ("client_lr=.5", "local_sgd.lr", 0.5),
         ("local_sgd.lr=1e-2", "local_sgd.lr", 0.01),
+        ("local_sgd.lr=10^-1.5", "local_sgd.lr", 10**-1.5),
         ("sampling.dropout=0.5", "sampling.dropout", 0.5),
         ("table={where='disk', codec='int8'}", "table.codec", "int8"),
         ("model=logistic_regression", "model.name", "logistic_regression"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedvarp.experiments.files import load_settings
 from fedvarp.settings.problems import SettingsError
-from fedvarp.system.parsing import is_text, parse_json, parse_toml
+from fedvarp.system.parsing import is_text, parse_json, parse_number, parse_toml
 
 
 def _lists(depth: int) -> str:
@@ -72,6 +72,19 @@ def test_a_settings_file_that_is_too_deep_is_refused_by_its_name(
 
     with pytest.raises(SettingsError, match=r"deep\.toml .* 50 levels"):
         load_settings(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("10^-1.5", 10**-1.5), ("2^3", 8.0), (".5", 0.5), ("1e-3", 0.001)]
+)
+def test_powers_are_numbers(text: str, number: float) -> None:
+    assert parse_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["10^400", "0^-1", "-1^0.5", "10^", "^2", "a^2", "10^2^2", ""])
+def test_what_no_number_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"too large|below 0|could not convert"):
+        parse_number(text)
 
 
 def test_text_is_told_from_what_is_gone_or_damaged(tmp_path: Path) -> None:

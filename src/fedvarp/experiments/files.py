@@ -38,7 +38,7 @@ from fedvarp.runs.identity import nested
 from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.settings.calls import parse_call
 from fedvarp.settings.problems import SettingsError, explain, fields_of
-from fedvarp.system.parsing import parse_toml
+from fedvarp.system.parsing import parse_number, parse_toml
 from fedvarp.trainers.settings import TRAINERS
 
 SHORT_NAMES: Final = {"client_lr": "local_sgd.lr"}
@@ -296,7 +296,7 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or a number that TOML would write otherwise (.5), or else just the text."""
+    """A TOML value, or a number that TOML would write otherwise (.5, 10^-1.5), or just the text."""
     try:
         parsed = parse_toml(f"value = {text}")
         if set(parsed) == {"value"}:
@@ -304,7 +304,7 @@ def _value(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         return text
 

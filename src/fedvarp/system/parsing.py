@@ -50,6 +50,31 @@ def parse_toml(text: str) -> dict[str, Any]:
     return found
 
 
+def parse_number(text: str) -> float:
+    """Reads a number, or a power as papers write their grids of rates.
+
+    >>> parse_number(".5"), parse_number("10^-2")
+    (0.5, 0.01)
+
+    Args:
+        text: Such as "0.1", "3e-4" or "10^-1.5".
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: It is none, or a power that no number can hold.
+    """
+    base, power, exponent = text.partition("^")
+    try:
+        number = float(base) ** float(exponent) if power else float(base)
+    except ArithmeticError:  # 10^400, 0^-1
+        raise ValueError(f"{text} is too large, or a power of 0 to less than 0") from None
+    if isinstance(number, complex):
+        raise ValueError(f"{text} is the root of a number below 0")
+    return number
+
+
 def is_text(file: Path) -> bool:
     """Whether a file is there and holds text: UTF-8, and no zeros, as a lost page has.
 
