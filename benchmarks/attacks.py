@@ -31,8 +31,8 @@ FEW = (
     "fedvarp",
     "cluster_fedvarp",
     "mifa",
-    "fedvarp_adaptive(beta=one)",
-    "fedvarp_mixed(beta=one)",
+    "fedvarp_adaptive",
+    "fedvarp_mixed",
     "scaffold",
 )
 MORE = ("fedavg", "fedvarp", "trimmed_mean(trim=0.2)", "median", "median(beta=0)")  # not for two
