@@ -6,6 +6,7 @@ import argparse
 import datetime
 import platform
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from benchmarks.rounds.contestant import Entry
 from benchmarks.rounds.workloads import w1, w2
 from benchmarks.timing import show
 
+TWO_OF_PFL: Final = "pfl-research, two processes"  # the fastest of all on W1
 PEERS: Final = (
     Peer(
         name="flower",
@@ -39,7 +41,7 @@ PEERS: Final = (
         packages=("pfl",),
         entries={
             "pfl-research, one process": ("-m", "benchmarks.peers.with_pfl", "1"),
-            "pfl-research, two processes": ("-m", "benchmarks.peers.with_pfl", "2"),
+            TWO_OF_PFL: ("-m", "benchmarks.peers.with_pfl", "2"),
         },
         environment={},
     ),
@@ -66,9 +68,9 @@ def installed(peers: Sequence[Peer]) -> tuple[list[Peer], list[str]]:
     return there, lines
 
 
-def entries(peers: Sequence[Peer], folder: Path) -> Mapping[str, Entry]:
+def entries(peers: Sequence[Peer], folder: Path, workload: str) -> Mapping[str, Entry]:
     """The contestants of these peers; they see the benchmarks, and no fedvarp but its models."""
-    return {
+    found = {
         name: Entry(
             [*arguments, str(folder)],
             python=str(peer.python),
@@ -77,6 +79,9 @@ def entries(peers: Sequence[Peer], folder: Path) -> Mapping[str, Entry]:
         for peer in peers
         for name, arguments in peer.entries.items()
     }
+    if workload == "W1" and TWO_OF_PFL in found:
+        found[TWO_OF_PFL + trainers.USUAL] = trainers.as_usual(found[TWO_OF_PFL])
+    return found
 
 
 def main() -> None:
@@ -91,7 +96,12 @@ def main() -> None:
     peers, lines = installed([peer for peer in PEERS if peer.name in given.peers])
     about = f"Measured {datetime.date.today()}, torch {torch.__version__}, {platform.machine()}.\n"
     show("\n".join([about, *lines, ""]))
-    of_w1 = (trainers.TWO_WORKERS, trainers.SHARING)
+    of_w1 = (
+        trainers.TWO_WORKERS,
+        trainers.SHARING,
+        trainers.TWO_BARE + trainers.USUAL,
+        trainers.TWO_WORKERS + trainers.USUAL,
+    )
     for workload, fastest, turns in (
         (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
         (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=10)),
@@ -99,11 +109,8 @@ def main() -> None:
         if given.workload not in (None, workload.settings.name):
             continue
         names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
-        show(
-            trainers.contest(
-                workload, names, trainers.PLAIN, {}, turns, lambda folder: entries(peers, folder)
-            )
-        )
+        of_peers = partial(entries, peers, workload=workload.settings.name)
+        show(trainers.contest(workload, names, trainers.PLAIN, {}, turns, of_peers))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,7 @@ def plain_loop(workload: Workload) -> Generator[None, None, None]:
         yield
 
 
-def two_workers(
-    workload: Workload, folder: Path, as_usual: bool = False
-) -> Generator[None, None, None]:
+def two_workers(workload: Workload, folder: Path) -> Generator[None, None, None]:
     """Two processes of one thread take clients from one queue; weights in shared memory."""
     context = mp.get_context("spawn")
     model = make_model(workload.settings)
@@ -56,7 +54,7 @@ def two_workers(
     for shared in (w, trained):
         shared.share_memory_()  # type: ignore[no-untyped-call]
     tasks, done = context.SimpleQueue(), context.SimpleQueue()
-    arguments = (folder, w, trained, tasks, done, as_usual)
+    arguments = (folder, w, trained, tasks, done)
     workers = [context.Process(target=work, args=arguments, daemon=True) for _ in range(2)]
     for worker in workers:
         worker.start()
@@ -76,12 +74,12 @@ def two_workers(
             worker.join()
 
 
-def work(folder: Path, w: Tensor, trained: Tensor, tasks: Any, done: Any, as_usual: bool) -> None:
+def work(folder: Path, w: Tensor, trained: Tensor, tasks: Any, done: Any) -> None:
     """One of the two: trains clients until there is no more work."""
     without_the_package()
     torch.set_num_threads(1)
     workload = load(folder)
-    model = make_model(workload.settings, as_usual)
+    model = make_model(workload.settings)
     while (task := tasks.get()) is not None:
         place, client = task
         with torch.no_grad():
@@ -102,10 +100,7 @@ def main(how: str, folder: Path) -> None:
     without_the_package()
     workload = load(folder)
     pace = Pace()
-    if how == "plain":
-        rounds = plain_loop(workload)
-    else:
-        rounds = two_workers(workload, folder, as_usual=how == "two-workers-as-usual")
+    rounds = plain_loop(workload) if how == "plain" else two_workers(workload, folder)
     for _ in range(pace.rounds):
         pace()
         next(rounds)
