@@ -26,7 +26,9 @@ def headline(comparison: Comparison) -> str:
     if len(rows) < 2:
         return ""
     at_the_end = _best_of_each(comparison.rows, _by_end)
-    sentences = [_of_the_first(comparison, rows), _of_the_end(at_the_end), _of_costs(rows)]
+    among = "" if len(at_the_end) == len(comparison.rows) else ", of the best of each algorithm,"
+    end = _of_the_end(at_the_end, among)
+    sentences = [_of_the_first(comparison, rows), end, _of_costs(rows)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -96,7 +98,8 @@ def _arrived(rows: Sequence[Row]) -> list[tuple[Row, float]]:
     ]
 
 
-def _of_the_end(rows: Sequence[Row]) -> str:
+def _of_the_end(rows: Sequence[Row], among: str) -> str:
+    """Who ends best and who worst; `among` says of whom, if others are left out."""
     if len({row.rounds for row in rows}) > 1:
         return ""  # curves of unequal lengths do not end at the same place
     for what, spreads, written in (
@@ -115,7 +118,7 @@ def _of_the_end(rows: Sequence[Row]) -> str:
             best, worst = (least, most) if what.endswith("loss") else (most, least)
             words = ("least", "most") if what.endswith("loss") else ("most", "least")
             return (
-                f"At the end {best[1]} has the {words[0]} {what}, {written(best[0])}, and "
+                f"At the end{among} {best[1]} has the {words[0]} {what}, {written(best[0])}, and "
                 f"{worst[1]} the {words[1]}, {written(worst[0])}."
             )
     return ""
