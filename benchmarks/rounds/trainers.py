@@ -42,9 +42,9 @@ def entry(name: str, folder: Path) -> Entry:
     return Entry(["-m", "benchmarks.rounds.with_fedvarp", str(folder), json.dumps(TRAINERS[name])])
 
 
-def as_usual(entry: Entry) -> Entry:
+def as_usual(other: Entry) -> Entry:
     """The same contestant with LeNet-5 as it is usually written."""
-    return dataclasses.replace(entry, environment={**entry.environment, AS_USUAL: "1"})
+    return dataclasses.replace(other, environment={**other.environment, AS_USUAL: "1"})
 
 
 def contest(

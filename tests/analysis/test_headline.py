@@ -84,6 +84,14 @@ def test_the_end_is_told_of_the_rates_that_end_best(tmp_path: Path) -> None:
     assert "and FedAvg (lr=0.1) the least, 60.0 %" in said
 
 
+def test_a_rate_that_diverges_does_not_stand_for_its_algorithm(tmp_path: Path) -> None:
+    for name, end in (("fedavg", 0.7), ("fedvarp", 0.6)):
+        write_run(tmp_path / f"{name}-1", algorithm=name, lr=0.1, train_loss=[2.0, 1.0, None])
+        write_run(tmp_path / f"{name}-2", algorithm=name, lr=0.3, train_loss=[2.0, 1.0, end])
+    said = headline(compare([tmp_path], target_loss=0.9, smooth=1))
+    assert "FedVARP (lr=0.3) has the least training loss, 0.6, and FedAvg (lr=0.3)" in said
+
+
 def test_nobody_is_first_where_all_arrive_together(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.5], algorithm="fedavg")
     write_run(tmp_path / "v", [0.1, 0.6])

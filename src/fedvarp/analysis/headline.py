@@ -28,7 +28,7 @@ def headline(comparison: Comparison) -> str:
     at_the_end = _best_of_each(comparison.rows, _by_end)
     among = "" if len(at_the_end) == len(comparison.rows) else ", of the best of each algorithm,"
     end = _of_the_end(at_the_end, among)
-    sentences = [_of_the_first(comparison, rows), end, _of_costs(rows)]
+    sentences = [_of_the_first(comparison, rows), end, _of_costs(rows, comparison.rows)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -55,11 +55,10 @@ def _by_end(row: Row) -> tuple[float, float]:
 
 
 def _end(row: Row) -> float:
-    """Lower is better: the training loss, where there is no accuracy."""
-    accuracy, loss = row.late_accuracy or row.final_accuracy, row.train_loss
-    if accuracy is not None:
-        return -accuracy.mean
-    return math.inf if loss is None else loss.mean
+    """Lower is better: a loss, where there is no accuracy."""
+    accuracy, loss = row.late_accuracy or row.final_accuracy, row.train_loss or row.test_loss
+    end = -accuracy.mean if accuracy is not None else math.inf if loss is None else loss.mean
+    return math.inf if math.isnan(end) else end  # it has diverged
 
 
 def _of_the_first(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -132,8 +131,8 @@ def _digits(mean: float) -> str:
     return in_digits(mean, None)
 
 
-def _of_costs(rows: Sequence[Row]) -> str:
-    """Who sends more than the others, and what the servers hold."""
+def _of_costs(rows: Sequence[Row], of_all: Sequence[Row]) -> str:
+    """Who of the best sends more than the others, and what the servers of all hold."""
     if len({row.rounds for row in rows}) > 1:
         return ""
     least = min(row.sent for row in rows)
@@ -143,7 +142,7 @@ def _of_costs(rows: Sequence[Row]) -> str:
         + (" and changes what clients do" if row.group.algorithm == _CHANGES_CLIENTS else "")
         for row in costly
     ]
-    held = [(row.server_bytes, row.group.label) for row in rows if row.server_bytes is not None]
+    held = [(row.server_bytes, row.group.label) for row in of_all if row.server_bytes is not None]
     if held and max(held)[0] > (1 + _TOLD) * min(held)[0]:
         few, many = (f"{in_bytes(size)} ({whose})" for size, whose in (min(held), max(held)))
         told.append(f"{'the' if told else 'The'} server holds from {few} to {many}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, Final
@@ -65,14 +66,17 @@ def parse_number(text: str) -> float:
     Raises:
         ValueError: It is none, or a power that no number can hold.
     """
-    base, power, exponent = text.partition("^")
+    written, power, exponent = text.partition("^")
+    base = float(written)
+    if not power:
+        return base
+    raised = float(exponent)
+    if not (math.isfinite(base) and math.isfinite(raised) and base >= 0):  # -10^-2 would be 0.01
+        raise ValueError(f"{text} is no power of a number from 0 on to a finite one")
     try:
-        number = float(base) ** float(exponent) if power else float(base)
+        return float(base**raised)
     except ArithmeticError:  # 10^400, 0^-1
         raise ValueError(f"{text} is too large, or a power of 0 to less than 0") from None
-    if isinstance(number, complex):
-        raise ValueError(f"{text} is the root of a number below 0")
-    return number
 
 
 def is_text(file: Path) -> bool:
