@@ -24,7 +24,7 @@ from benchmarks import (
     whole_commands,
 )
 from benchmarks.peers import environments
-from benchmarks.peers.__main__ import PEERS, installed
+from benchmarks.peers.__main__ import PEERS, entries, installed
 from benchmarks.reproduction import steadiness
 from benchmarks.rounds import overhead, trainers, workloads
 from benchmarks.rounds.contest import Result, Turns, contest_table, ratios
@@ -100,6 +100,16 @@ def test_lenet5_as_usually_written_gives_the_same_figures(monkeypatch: pytest.Mo
     assert "forward" in vars(usual)
     assert "forward" not in vars(ours)
     assert torch.equal(ours(x), usual(x))
+
+
+def test_on_w1_the_fastest_peer_also_runs_the_usual_lenet5(tmp_path: Path) -> None:
+    of_w1, of_w2 = (entries(PEERS, tmp_path, workload) for workload in ("W1", "W2"))
+    usual = {name: one for name, one in of_w1.items() if name not in of_w2}
+    ((name, entry),) = usual.items()
+    same = of_w2[name.removesuffix(trainers.USUAL)]
+    assert entry == trainers.as_usual(same)
+    assert entry.environment != same.environment
+    assert (entry.arguments, entry.python) == (same.arguments, same.python)
 
 
 @pytest.mark.slow
