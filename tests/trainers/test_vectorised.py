@@ -174,6 +174,21 @@ def test_targets_with_several_numbers() -> None:
     assert_it_is_the_plain_loop(plain(data, module), round=1)
 
 
+@pytest.mark.parametrize("classes", [3, 40])
+@pytest.mark.parametrize("certain", [True, False])
+def test_few_classes_and_many(classes: int, certain: bool) -> None:
+    """Labels, or a probability of each class; few classes are taken in another order."""
+    draws = stream(1, "classes")
+    parts = []
+    for n in SIZES:
+        x, y = torch.randn(n, FEATURES, generator=draws), torch.rand(n, classes, generator=draws)
+        parts.append((x, y.argmax(1) if certain else y / y.sum(1, keepdim=True)))
+    data = FederatedDataset(load=parts.__getitem__, num_clients=len(SIZES))
+    module = seeded(lambda: nn.Linear(FEATURES, classes))
+    for sgd in SETTINGS[:2]:  # all batches whole, and not
+        assert_it_is_the_plain_loop(plain(data, module, sgd))
+
+
 def test_targets_that_are_left_out_of_the_mean_are_refused() -> None:
     data = dataset()
     data.client(4)[1][0] = -100  # not in the batch that the loss is tried on, client 2's
