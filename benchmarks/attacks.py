@@ -34,6 +34,9 @@ FEW = (
     "fedvarp_adaptive",
     "fedvarp_mixed",
     "scaffold",
+    "fedstale",
+    "fedprox",
+    "feddyn",
 )
 MORE = ("fedavg", "fedvarp", "trimmed_mean(trim=0.2)", "median", "median(beta=0)")  # not for two
 COHORTS = {2: FEW, 10: MORE}
@@ -87,6 +90,7 @@ class Clients:
         added = torch.stack(
             [torch.zeros(M, first.shape[2]) if (c := s.corrections) is None else c for s in sent]
         )
+        pull = torch.tensor([each.proximal for each in sent]).view(R, 1, 1)
         w = first.repeat(1, M, 1)  # (R, M, d)
         drawn = [batches(self.local_sgd, n, self.seed, round, i) for i in clients.tolist()]
         for chosen in zip(*drawn, strict=True):
@@ -94,7 +98,8 @@ class Clients:
             x, y = self.x[at], self.y[at]  # (M, B, 64), (M, B, 10)
             W, b = w[..., :640].view(R, M, 10, 64), w[..., 640:].unsqueeze(2)
             wrong = (x @ W.mT + b).softmax(3).sub_(y).div_(x.shape[1])  # (R, M, B, 10)
-            w -= lr * torch.cat([(wrong.mT @ x).flatten(2), wrong.sum(2)], 2).add_(added)
+            gradient = torch.cat([(wrong.mT @ x).flatten(2), wrong.sum(2)], 2)
+            w -= lr * gradient.add_(added).add_(pull * (w - first))
         steps, sizes = torch.full((M,), len(drawn[0])), torch.full((M,), n)
         return [RoundUpdates(clients, d, steps, sizes, scale=lr) for d in (first - w).div_(lr)]
 

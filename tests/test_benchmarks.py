@@ -263,14 +263,15 @@ def test_a_cell_of_the_sizes_is_measured_and_what_does_not_fit_is_not(name: str)
 
 
 def test_the_clients_that_lie_are_otherwise_those_of_the_preset() -> None:
-    """SCAFFOLD, whose clients correct their gradients, beside the product's own run."""
-    found = attacks.accuracies(2, seed=0, rounds=25, algorithms=["scaffold"])
-    assert len(found) == 2 * len(attacks.ATTACKS)
-    result = attacks.experiment_of("scaffold", "false", 2, 0).task(progress=False)
-    records = dataclasses.replace(result, rounds=25).run().metrics
-    expected = [r["test_accuracy"] for r in records if r["round"] in (5, 10, 15, 20, 25)]
-    assert found["scaffold|false|none"] == pytest.approx(sum(expected) / 5, abs=1e-6)
-    assert found["scaffold|false|10 % × −10"] != found["scaffold|false|none"]
+    """Those whose clients add to their gradients, beside the product's own runs."""
+    found = attacks.accuracies(2, seed=0, rounds=25, algorithms=["scaffold", "feddyn"])
+    assert len(found) == 2 * 2 * len(attacks.ATTACKS)
+    for name in ("scaffold", "feddyn"):  # which adds a proximal term, too
+        result = attacks.experiment_of(name, "false", 2, 0).task(progress=False)
+        records = dataclasses.replace(result, rounds=25).run().metrics
+        expected = [r["test_accuracy"] for r in records if r["round"] in (5, 10, 15, 20, 25)]
+        assert found[f"{name}|false|none"] == pytest.approx(sum(expected) / 5, abs=1e-6)
+        assert found[f"{name}|false|10 % × −10"] != found[f"{name}|false|none"]
 
 
 def test_bad_replies_of_every_kind_cost_nothing_but_themselves() -> None:

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedvarp import Aggregator, ClusterFedVARP, FedAvg, FedVARP, MemoryTable, RoundUpdates
+from fedvarp import (
+    Aggregator,
+    ClusterFedVARP,
+    FedAvg,
+    FedVARP,
+    MemoryTable,
+    RoundUpdates,
+    stream,
+)
 from fedvarp.algorithms import TableSettings
 from fedvarp.algorithms.registry import make_algorithm
 from fedvarp.settings.problems import SettingsError
@@ -98,11 +106,27 @@ def test_two_runs_of_one_aggregator_share_no_table() -> None:
     assert float(mine.y.mean().abs().sum()) == 0
 
 
+@pytest.mark.parametrize("M", [1, 2, 3, 4])
+def test_fedstale_is_fedavg_and_fedvarp_to_the_bit_at_its_ends(M: int) -> None:
+    ends = {0: make_algorithm("fedavg", SETTINGS), 1: make_algorithm("fedvarp", SETTINGS)}
+    stale = {beta: make_algorithm(f"fedstale(beta={beta})", SETTINGS) for beta in ends}
+    draws, ones = stream(0, "updates"), torch.ones(M, dtype=torch.int64)
+    for _ in range(5):
+        clients = torch.randperm(4, generator=draws)[:M].sort().values
+        deltas = torch.randn(M, 3, generator=draws)
+        updates = RoundUpdates(clients, deltas, ones, ones, scale=0.1)
+        for beta, end in ends.items():
+            assert torch.equal(stale[beta].aggregate(updates), end.aggregate(updates))
+    assert stale[0].table is not None
+    assert torch.equal(stale[0].table.get(clients), deltas)  # where it is FedAvg it has rows too
+
+
 @pytest.mark.parametrize(
     ("algorithm", "changes", "says"),
     [
         ("fedavg", {"kept": ["nope"], "parameters": {"w": slice(0, 3)}}, "matches no parameter"),
         ("fedvarp_mixed", {"cluster_of": None}, r"table\.clusters to \"labels\""),
+        ("mifa", {"max_rows": 2}, "mifa.*leave out max_rows.*int8"),
     ],
 )
 def test_rows_that_cannot_be_are_refused_with_the_way_out(

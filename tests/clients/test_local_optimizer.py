@@ -222,6 +222,9 @@ def test_settings_name_it_with_its_options() -> None:
     assert load_settings("digits", [*told, "local_sgd.optimizer=adamw"]).local_sgd.optimizer == (
         local("adamw").optimizer
     ), "another optimiser forgets the options"
+    assert local("adam(betas=[0.8, 0.9])").optimizer == found.optimizer
+    with pytest.raises(ValueError, match=r"optimizer = 'adam\(eps' cannot be read.*beta=0.5"):
+        local("adam(eps")
     with pytest.raises(SettingsError, match=r"--set .*beta=1.*optimizer = 'adam': beta .*betas"):
         load_settings("digits", ["local_sgd.optimizer=adam", "local_sgd.optimizer.beta=1"])
 

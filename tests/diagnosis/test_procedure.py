@@ -70,6 +70,18 @@ def test_rows_of_other_settings_or_of_other_algorithms_are_left_alone(
     assert diagnose(tmp_path / "run", progress=False).step_errors_with_rows is None
 
 
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (["table.rows=fc9"], "table.rows = 'fc9' matches no parameter"),
+        (["table.max_rows=1", "clients_per_round=3"], "max_rows = 1 is less than a cohort of 3"),
+    ],
+)
+def test_what_no_run_could_have_is_not_measured(config: Path, told: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        diagnose(config, told, updates=False, progress=False)
+
+
 def test_the_rate_is_that_of_the_round(config: Path, run: Path) -> None:
     told = ["local_sgd.schedule.name=exponential", "local_sgd.schedule.decay=0.5"]
     assert diagnose(config, told, updates=False, progress=False).client_lr == 0.001

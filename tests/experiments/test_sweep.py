@@ -103,6 +103,8 @@ def test_everything_is_checked_before_a_directory_is_made(config: Path, tmp_path
         (["evaluation.target_accuracy=0.5"], SMALL, "evaluation.target_accuracy=none"),
         (["clients_per_round=500"], SMALL, "500"),  # known only with the data, as is the next
         (["table.clusters=auto:500"], SMALL, "cannot form 500 clusters"),
+        (["table.rows=last_layer"], Grid(("fedavg", "mifa")), "mifa.*leave out rows"),
+        ([], Grid(("fedavg", "cluster_fedvarp")), "The clusters of clients are not known"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             Sweep.prepare(config, overrides, grid, out)
@@ -173,16 +175,27 @@ def test_a_sweep_can_be_prolonged_but_not_changed(config: Path, tmp_path: Path) 
         Sweep.prepare(config, ["rounds=9", "local_sgd.batch_size=5"], grid, out)
 
 
+FAILING = """
+from fedvarp import FedAvg
+
+class Failing(FedAvg):
+    def aggregate(self, updates):
+        raise ValueError("It fails in its first round.")
+"""
+
+
 def test_processes_give_the_same_bits_and_a_failure_stops_no_other(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ClusterFedVARP fails: Synthetic has no natural clusters."""
+    (tmp_path / "failing_algorithm.py").write_text(FAILING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "out"
-    grid = ["--algorithms", "fedavg,cluster_fedvarp", "--client-lrs", "0.1"]
+    grid = ["--algorithms", "fedavg,failing_algorithm:Failing", "--client-lrs", "0.1"]
     place = ["--out", str(out), "--jobs", "2"]
     ended = CliRunner().invoke(app, ["sweep", str(config), *grid, *place])
     assert ended.exit_code == 1
-    assert "cluster_fedvarp-lr0.1-seed0 failed: The clusters of clients" in ended.stderr
+    assert "Failing-lr0.1-seed0 failed: It fails in its first round." in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "1 of 2 runs are not finished" in ended.stdout
     written = json.loads((out / "sweep.json").read_text())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedvarp import CheckpointError
-from fedvarp.flower import Median, TrimmedMean
+from fedvarp.flower import MIFA, Median, TrimmedMean
+from fedvarp.flower.strategy import ServerStrategy
 from flower.asking import FedAvg, FedDyn, FedProx, FedVARP, Scaffold
 from flower.in_process import InProcessGrid
 from flower.small_federation import a_grid, an_app, ask, numbered_grid, row_of, run, train, w0
@@ -106,6 +107,30 @@ def test_importance_makes_up_for_those_who_do_not_answer() -> None:
     assert strategy.server.w.tolist() == pytest.approx([2.0, 2.0])  # (1 + 3) / 2
     seen = {client.name: client.residual for client in strategy.clients}
     assert seen == {"0": pytest.approx(2**0.5), "1": None, "2": pytest.approx(3 * 2**0.5)}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: FedVARP(checkpoint=folder, rows="fc9"), "FedVARP: rows = 'fc9' matches no"),
+        (lambda folder: MIFA(checkpoint=folder, rows="last_layer"), "leave out rows"),
+        (lambda folder: MIFA(checkpoint=folder, max_rows=5), "leave out max_rows"),
+        (
+            lambda folder: Median(checkpoint=folder, server_optimizer="exp", clip_updates=None),
+            "Bound the lengths",
+        ),
+        (
+            lambda folder: Median(checkpoint=folder, sampling="importance", where="disk"),
+            "counts all clients of a cohort the same",
+        ),
+    ],
+)
+def test_what_does_not_go_together_leaves_no_file(
+    make: Callable[[Path], ServerStrategy], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(tmp_path / "run").begin(w0())
+    assert not (tmp_path / "run").exists()
 
 
 def test_unequal_weights_are_refused_at_the_start_where_clients_must_count_the_same() -> None:

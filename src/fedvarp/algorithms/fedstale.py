@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from fedvarp.algorithms.fedvarp import FedVARP
+from fedvarp.algorithms.round_updates import RoundUpdates
 from fedvarp.settings.bounds import Share
 
 
@@ -29,6 +32,14 @@ class FedStale(FedVARP):
     """
 
     beta: Share = 0.5  # type: ignore[misc]  # what FedVARP has once for all is set here
+
+    def aggregate(self, updates: RoundUpdates) -> Tensor:
+        """v = β·ȳ + 1/M Σ_{i∈S} (Δ_i − β·y_i), then y_i ← Δ_i for i ∈ S."""
+        if self.beta:
+            return super().aggregate(updates)
+        # The same v as below; a table adds it up in another order than FedAvg does.
+        self.y.put(updates.clients, updates.deltas, updates.largest_entries)
+        return updates.average(updates.deltas)
 
     def describe(self) -> Mapping[str, object]:
         """What must be the same for a saved run to go on with this algorithm."""

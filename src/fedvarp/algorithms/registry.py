@@ -173,7 +173,10 @@ def make_algorithm(
             before or is not for these clients and this model.
     """
     if settings.kept is not None:
-        numbers_kept(settings.kept, settings.parameters)  # refused for those without rows too
+        try:
+            numbers_kept(settings.kept, settings.parameters)  # refused for those without rows too
+        except SettingsError as error:
+            raise SettingsError(f"table.rows {error}") from None
     made = _unclipped(algorithm, settings)
     if settings.clip_updates is None:
         return made
@@ -297,11 +300,13 @@ def fedvarp_mixed(
 
 def mifa(table: TableSettings) -> MIFA:
     """MIFA over a row for each client."""
-    if table.kept is not None:
-        raise SettingsError(
-            "mifa steps by the mean of its rows, so that what rows leave out would never be "
-            'trained: table.rows must be "all". FedVARP and its kin can do with less.'
-        )
+    for name, given in (("rows", table.kept), ("max_rows", table.max_rows)):
+        if given is not None:
+            raise SettingsError(
+                f"mifa steps by the mean of its rows, so that what has no row is hardly trained, "
+                f"or not at all: leave out {name}. FedVARP and its kin can do with less; int8 rows "
+                f"take a quarter of the memory."
+            )
     return MIFA(table.row_per_client())
 
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, model_validator
 from fedvarp.clients.schedules import Constant, ScheduleSetting
 from fedvarp.errors import InvalidError
 from fedvarp.settings.bounds import Count, Decay, Momentum, NotNegative, Positive, Rate
+from fedvarp.settings.calls import parse_call
 from fedvarp.settings.names import Choice, Registry
 from fedvarp.settings.section import Section
 
@@ -30,9 +31,9 @@ OPTIMIZERS: Final = Registry(
 
 
 def _chosen(given: Any) -> Any:
-    """An optimiser by its name, or by a section that names it; None for plain SGD."""
+    """An optimiser by its name, a call or a section that names it; None for plain SGD."""
     if isinstance(given, str):
-        given = {"name": given}
+        given = parse_call(given)
     if isinstance(given, Mapping):
         given = Choice.model_validate(
             {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()}
@@ -78,7 +79,8 @@ class LocalSGD(Section):
     """Multiplies the rate after each step within a round."""
     optimizer: OptimizerSetting = None
     """What takes the steps: sgd, or another of torch.optim by its name (adam, adamw, rmsprop, …) or
-    import path, with its settings. Each client has a new one in every round; its rate is lr."""
+    import path, with its settings, as in adam(eps=1e-3). Each client has a new one in every round;
+    its rate is lr."""
     normalise_steps: bool = False
     """Whether an update is divided by the client's number of steps (FedNova), so that each client
     counts the same; if not, clients count by their steps, as in FedAvg."""

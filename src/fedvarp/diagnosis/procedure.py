@@ -29,6 +29,7 @@ from fedvarp.server.flat_model import FlatModel
 from fedvarp.settings.bounds import Count
 from fedvarp.settings.checked import checked
 from fedvarp.settings.problems import SettingsError
+from fedvarp.simulation.checks import refuse_impossible
 from fedvarp.simulation.progress import counted
 from fedvarp.theory.measurements import Measurements, cluster_curve
 from fedvarp.theory.measuring import measure
@@ -76,6 +77,7 @@ def diagnose(
         settings = load_settings(source, overrides)
     _refuse_other_objectives(settings)
     experiment = build(settings, data_dir or directory.data_folder)
+    refuse_impossible(experiment.task(settings.run_name))
     flat = FlatModel(experiment.model.to(settings.trainer.device))
     track: Track = functools.partial(counted, show=progress)
     with torch_threads(settings.trainer.threads):

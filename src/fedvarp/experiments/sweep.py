@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,7 +67,7 @@ class Sweep:
         """Checks all settings, then makes the directories that are not there yet.
 
         What can be known only with the data is checked for one of the runs that are left, of each
-        combination of the grid's other settings: the rest have the same federation and model.
+        algorithm and combination of the grid's other settings: the rest have the same federation.
 
         Args:
             source: A preset or a config file.
@@ -124,11 +124,12 @@ class Sweep:
                 RunDirectory(directory).refuse_if_taken()
         left = _unfinished(dict(runs))
         if runs_here:
-            first_of_each: dict[str, Settings] = {}
+            first_of_each: dict[str, dict[str, Settings]] = {}
             for path, settings in left.items():
-                first_of_each.setdefault(in_words(others[path]), settings)
-            for settings in first_of_each.values():
-                _try_with_the_data(settings, data_dir)
+                of_algorithm = first_of_each.setdefault(in_words(others[path]), {})
+                of_algorithm.setdefault(settings.algorithm, settings)
+            for combination in first_of_each.values():
+                _try_with_the_data(list(combination.values()), data_dir)
         for directory, settings in runs if write else ():
             _make_directory(RunDirectory(directory), settings)
         return cls(folder, grid, runs, others, select_on)
@@ -228,17 +229,18 @@ def _swept(
     )
 
 
-def _try_with_the_data(settings: Settings, data_dir: DataFolder) -> None:
-    """Raises what the run itself would raise before its first round."""
+def _try_with_the_data(of_algorithms: Sequence[Settings], data_dir: DataFolder) -> None:
+    """Raises what runs that differ in their algorithms would raise before their first round."""
     # Not before everything else is right: they load torch.
     from fedvarp.clusters.names import clusters_by_name
     from fedvarp.experiments.build import build
     from fedvarp.simulation.checks import refuse_impossible
 
-    experiment = build(settings, data_dir)
+    experiment = build(of_algorithms[0], data_dir)
+    table = experiment.settings.table
     try:
-        refuse_impossible(experiment.task(settings.run_name))
-        table = settings.table
+        for settings in of_algorithms:
+            refuse_impossible(replace(experiment, settings=settings).task(settings.run_name))
         clusters_by_name(table.clusters, table.recluster_every, experiment.dataset)
     except ValueError as error:
         raise SettingsError(str(error)) from error

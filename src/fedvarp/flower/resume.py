@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,10 @@ from fedvarp.flower.rows import ClientRows, Clusters
 from fedvarp.flower.units import UpdateUnits
 from fedvarp.server.checkpoint import Checkpoint, CheckpointError
 from fedvarp.server.server import Server
+from fedvarp.server.step_checks import refuse_belief_in_lengths
 from fedvarp.settings.calls import written_call
+from fedvarp.settings.problems import SettingsError
+from fedvarp.tables.partial import numbers_kept
 from fedvarp.tables.settings import Table, clip_multiple
 
 if TYPE_CHECKING:
@@ -231,6 +234,8 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
         ValueError: The model has nothing to train.
     """
     layout = Layout.of(initial)
+    in_memory = _table_settings(settings, layout, {}, *_clients_and_clusters(settings, None, {}))
+    _aggregator(settings, replace(in_memory, folder=None))  # refuses before there is a file
     with contextlib.ExitStack() as opened:  # what was opened is closed if the rest cannot be
         checkpoint = None
         if settings.checkpoint is not None:
@@ -239,7 +244,9 @@ def open_run(settings: StrategySettings, initial: ArrayRecord) -> FederatedRun:
             _refuse_another_run(checkpoint, layout, settings)
         entries = {} if checkpoint is None else checkpoint.entries()
         clients, clusters = _clients_and_clusters(settings, checkpoint, entries)
-        aggregator = _aggregator(settings, layout, checkpoint, clients, clusters)
+        saved = (checkpoint.server_description if checkpoint else None) or {}
+        table = _table_settings(settings, layout, saved, clients, clusters)
+        aggregator = _aggregator(settings, table)
         for rows in () if aggregator.table is None else aggregator.table.tables():
             opened.callback(rows.close)
         server = Server(layout.vector(initial), aggregator, settings.make_server_optimizer())
@@ -290,16 +297,15 @@ def _clients_and_clusters(
     return clients, clusters
 
 
-def _aggregator(
+def _table_settings(
     settings: StrategySettings,
     layout: Layout,
-    checkpoint: Checkpoint | None,
+    saved: Mapping[str, Any],
     clients: KnownClients,
     clusters: Clusters | None,
-) -> Aggregator:
-    saved = (checkpoint.server_description if checkpoint else None) or {}
+) -> TableSettings:
     N = saved.get("num_clients", max(1, settings.num_clients or 0))
-    table = TableSettings(
+    return TableSettings(
         num_clients=N,
         dim=layout.dim,
         codec=settings.codec,
@@ -311,13 +317,23 @@ def _aggregator(
         kept=Table(rows=settings.rows).parameters_kept,
         clip_updates=clip_multiple(settings.clip_updates),
     )
+
+
+def _aggregator(settings: StrategySettings, table: TableSettings) -> Aggregator:
+    who = type(settings).__name__
+    if table.kept is not None:
+        try:
+            numbers_kept(table.kept, table.parameters)
+        except SettingsError as error:  # whose setting has another name in simulations
+            raise InvalidError(f"{who}: rows {error}") from None
     made = make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
     weighted = settings.sampling == "importance" or settings.weighting != "uniform"
     if made.needs_equal_weights and weighted:
         raise InvalidError(
-            f"{type(settings).__name__} counts all clients of a cohort the same: neither "
+            f"{who} counts all clients of a cohort the same: neither "
             f'sampling="importance" nor weighting="examples" goes with it.'
         )
+    refuse_belief_in_lengths(made, settings.make_server_optimizer())
     return made
 
 

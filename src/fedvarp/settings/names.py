@@ -213,7 +213,8 @@ def _below(where: str, error: ValidationError, options: type[BaseModel]) -> Vali
         kind, context = found["type"], found.get("ctx", {})
         if kind == "extra_forbidden":
             name = f"{where}.{found['loc'][0]}"
-            kind, context = "value_error", {"error": ValueError(unknown(name, names))}
+            said = unknown(name, names) if names else f"is none of its settings: {where} has none"
+            kind, context = "value_error", {"error": ValueError(said)}
         loc = (*where.split("."), *found["loc"])
         details.append(InitErrorDetails(type=kind, loc=loc, input=found["input"], ctx=context))
     return ValidationError.from_exception_data(where, details)

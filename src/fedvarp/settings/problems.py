@@ -94,13 +94,13 @@ def _problem(name: str, details: Any, section: type[BaseModel]) -> str:
         allowed = context["expected"]
         near = get_close_matches(str(given), _unquoted(allowed), n=1)
         suggestion = f"; did you mean {near[0]}?" if near else ""
-        return f"= {given!r} is not one of {allowed.replace(chr(39), '')}{suggestion}"
+        return f"= {shown(given)} is not one of {allowed.replace(chr(39), '')}{suggestion}"
     if kind == "value_error":
         return str(context["error"])
     if kind in ("model_type", "model_attributes_type"):
         inside = [known for known, _ in fields_of(section) if known.startswith(f"{name}.")]
-        return f"= {given!r} should be a section, [{name}]: set {' or '.join(inside[:3])}"
-    return f"= {given!r} {in_plain_words(details)}"
+        return f"= {shown(given)} should be a section, [{name}]: set {' or '.join(inside[:3])}"
+    return f"= {shown(given)} {in_plain_words(details)}"
 
 
 def in_plain_words(details: Any) -> str:

@@ -103,7 +103,8 @@ def numbers_kept(rows: Sequence[str], parameters: Mapping[str, slice]) -> Tensor
         (d',) int64, ascending.
 
     Raises:
-        SettingsError: A pattern matches no parameter.
+        SettingsError: A pattern matches no parameter; the message has no subject, for the name of
+            the setting to stand before it.
     """
     chosen: set[str] = set()
     for pattern in rows:
@@ -113,7 +114,7 @@ def numbers_kept(rows: Sequence[str], parameters: Mapping[str, slice]) -> Tensor
         matching = fnmatch.filter(parameters, pattern)
         if not matching:
             raise SettingsError(
-                f"table.rows = {pattern!r} matches no parameter of the model, which has "
+                f"= {pattern!r} matches no parameter of the model, which has "
                 f'{", ".join(parameters)}. Write "all", "last_layer" or patterns such as '
                 f'"{next(iter(parameters))}".'
             )
