@@ -37,7 +37,7 @@ class FedStale(FedVARP):
         """v = β·ȳ + 1/M Σ_{i∈S} (Δ_i − β·y_i), then y_i ← Δ_i for i ∈ S."""
         if self.beta:
             return super().aggregate(updates)
-        # The same v as below; a table adds it up in another order than FedAvg does.
+        # A table would add the same v up in another order than FedAvg does.
         self.y.put(updates.clients, updates.deltas, updates.largest_entries)
         return updates.average(updates.deltas)
 
