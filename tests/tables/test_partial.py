@@ -26,6 +26,7 @@ PARAMETERS = {
         (["head.bias"], [9]),
         (["*.weight"], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
         (["head.bias", "fc.*"], [4, 5, 6, 9]),
+        (["all", "head.bias"], list(range(10))),
     ],
 )
 def test_what_is_kept_goes_by_the_names_of_parameters(rows: list[str], kept: list[int]) -> None:

@@ -176,7 +176,7 @@ def make_algorithm(
         try:
             numbers_kept(settings.kept, settings.parameters)  # refused for those without rows too
         except SettingsError as error:
-            raise SettingsError(f"table.rows {error}") from None
+            raise SettingsError(f"table.{error}") from None
     made = _unclipped(algorithm, settings)
     if settings.clip_updates is None:
         return made

@@ -325,7 +325,7 @@ def _aggregator(settings: StrategySettings, table: TableSettings) -> Aggregator:
         try:
             numbers_kept(table.kept, table.parameters)
         except SettingsError as error:  # whose setting has another name in simulations
-            raise InvalidError(f"{who}: rows {error}") from None
+            raise InvalidError(f"{who}: {error}") from None
     made = make_algorithm(written_call(settings.algorithm, settings.algorithm_options), table)
     weighted = settings.sampling == "importance" or settings.weighting != "uniform"
     if made.needs_equal_weights and weighted:

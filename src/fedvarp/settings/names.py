@@ -156,7 +156,7 @@ class Registry(dict[str, str | Maker]):
         try:
             checked = options.model_validate(choice.options)
         except ValidationError as error:
-            raise _below(where, error, options) from None
+            raise _below(where, error, options, choice.name) from None
         filled = {name: value for name, value in dict(checked).items() if value is not None}
         return type(choice)(name=choice.name, **filled)
 
@@ -205,7 +205,9 @@ def _wrong(where: str, given: object, problem: ValueError) -> ValidationError:
     return ValidationError.from_exception_data(where, [details])
 
 
-def _below(where: str, error: ValidationError, options: type[BaseModel]) -> ValidationError:
+def _below(
+    where: str, error: ValidationError, options: type[BaseModel], chosen: str
+) -> ValidationError:
     """The same problems, said of settings below `where`."""
     names = [f"{where}.{name}" for name in options.model_fields]
     details: list[InitErrorDetails] = []
@@ -213,7 +215,7 @@ def _below(where: str, error: ValidationError, options: type[BaseModel]) -> Vali
         kind, context = found["type"], found.get("ctx", {})
         if kind == "extra_forbidden":
             name = f"{where}.{found['loc'][0]}"
-            said = unknown(name, names) if names else f"is none of its settings: {where} has none"
+            said = unknown(name, names) if names else f"is no setting: {chosen} has none"
             kind, context = "value_error", {"error": ValueError(said)}
         loc = (*where.split("."), *found["loc"])
         details.append(InitErrorDetails(type=kind, loc=loc, input=found["input"], ctx=context))

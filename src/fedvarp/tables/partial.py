@@ -103,18 +103,17 @@ def numbers_kept(rows: Sequence[str], parameters: Mapping[str, slice]) -> Tensor
         (d',) int64, ascending.
 
     Raises:
-        SettingsError: A pattern matches no parameter; the message has no subject, for the name of
-            the setting to stand before it.
+        SettingsError: A pattern matches no parameter.
     """
     chosen: set[str] = set()
     for pattern in rows:
         if pattern == LAST_LAYER:
             *_, last = parameters
             pattern = f"{last.rpartition('.')[0]}.*" if "." in last else last
-        matching = fnmatch.filter(parameters, pattern)
+        matching = fnmatch.filter(parameters, "*" if pattern == "all" else pattern)
         if not matching:
             raise SettingsError(
-                f"= {pattern!r} matches no parameter of the model, which has "
+                f"rows = {pattern!r} matches no parameter of the model, which has "
                 f'{", ".join(parameters)}. Write "all", "last_layer" or patterns such as '
                 f'"{next(iter(parameters))}".'
             )

@@ -94,8 +94,9 @@ class Table(Section):
     @property
     def parameters_kept(self) -> list[str] | None:
         """The patterns in `rows`; None for whole rows."""
-        patterns = [pattern.strip() for pattern in self.rows.split(",")]
-        return None if "all" in patterns else patterns
+        if self.rows == "all":
+            return None
+        return [pattern.strip() for pattern in self.rows.split(",")]
 
     @model_validator(mode="after")
     def _only_auto_changes(self) -> Self:

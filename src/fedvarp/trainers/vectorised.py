@@ -28,7 +28,8 @@ from fedvarp.trainers.shared_gradient import IGNORED
 from fedvarp.trainers.step_state import step_state
 
 _MOST_STEPS: Final = 64  # of a round that are recorded as one
-_FEW_CLASSES: Final = 16  # that the processor cannot take at once
+# Numbers that torch's operations take at once on this processor.
+_LANES: Final = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +297,8 @@ def _has_to_be_told(part: nn.Module) -> bool:
 def _mean_cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
     """(A,) of each client's batch, (A, B, ...), the mean over its examples that are real."""
     examples, labels = outputs.flatten(0, 1), targets.flatten(0, 1)
-    if examples.ndim == 2 and examples.shape[1] <= _FEW_CLASSES:
-        # torch adds up the last dimension example by example: with classes before it, many at once.
+    if examples.ndim == 2 and examples.shape[1] < _LANES and examples.is_cpu:
+        # Too few to take at once, example by example: with classes first, many examples are.
         examples, labels = (part.movedim(0, -1).unsqueeze(0) for part in (examples, labels))
     by_target = cross_entropy(examples, labels, reduction="none")
     by_example = by_target.reshape(*outputs.shape[:2], -1)
