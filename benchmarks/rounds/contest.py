@@ -88,7 +88,7 @@ def _warm_up(contestant: Contestant, turns: Turns, running: contextlib.ExitStack
 
 
 def _take_turn(contestant: Contestant, turns: Turns, result: Result) -> None:
-    result.seconds.append(statistics.median(contestant.run(turns.at_once)))
+    result.seconds.append(statistics.fmean(contestant.run(turns.at_once)))
 
 
 def ratios(result: Result, base: Result) -> list[float]:

@@ -17,6 +17,7 @@ from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, from_partition
 from fedvarp.trainers import SequentialTrainer, VectorisedTrainer
+from fedvarp.trainers.cohort_plan import CohortPlans
 from small_federation import (
     EVERYONE,
     FEATURES,
@@ -127,6 +128,67 @@ def test_a_layer_that_is_swapped_changes_whole_rounds_too() -> None:
         module[1] = nn.Tanh() if t < 10 else nn.ReLU()
         expected = reference.train(sent, CLIENTS, t)
         assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
+
+
+def loaded_one_by_one() -> FederatedDataset:
+    return dataset()
+
+
+def rows_of_unequal_clients() -> FederatedDataset:
+    draws = stream(0, "rows")
+    x, y = torch.randn(40, FEATURES, generator=draws), torch.randint(3, (40,), generator=draws)
+    rows = torch.split(torch.randperm(40, generator=draws), [4, 17, 8, 8, 3])
+    return from_partition(x, y, rows, prepare=lambda own: own - own.mean(0))
+
+
+def rows_of_clients_alike() -> FederatedDataset:
+    return clients_alike(perceptron(), SGD).dataset
+
+
+@pytest.mark.parametrize(
+    ("make", "ahead"),
+    [(loaded_one_by_one, False), (rows_of_unequal_clients, True), (rows_of_clients_alike, True)],
+)
+@pytest.mark.parametrize("sgd", SETTINGS[:3], ids=str)
+def test_rounds_that_are_foretold_read_the_same_batches(
+    make: Callable[[], FederatedDataset],
+    ahead: bool,
+    sgd: LocalSGD,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To the bit; one that was foretold otherwise is trained as it is asked for."""
+    reference = plain(make(), perceptron(), sgd)
+    sent, untold, told = broadcast_of(reference.model), vectorised(reference), vectorised(reference)
+    nobody = torch.empty(0, dtype=torch.int64)
+    asked = [CLIENTS, EVERYONE, nobody, torch.tensor([3, 2]), EVERYONE, CLIENTS]
+    expected = [untold.train(sent, clients, t) for t, clients in enumerate(asked)]
+
+    draws: list[object] = []
+    orders = local_training.orders
+
+    def counted(*given: Any) -> Tensor:
+        draws.append(given)
+        return orders(*given)
+
+    monkeypatch.setattr(local_training, "orders", counted)
+    told.foretell({t: clients for t, clients in enumerate(asked) if t != 4} | {4: CLIENTS})
+    drawn_ahead = len(draws)
+    for t, clients in enumerate(asked):
+        draws.clear()
+        assert_same_updates(told.train(sent, clients, t), expected[t], exact=True)
+        assert bool(draws) == (len(clients) > 0 and (t == 4 or not ahead))
+    assert (drawn_ahead > 0) == ahead
+
+
+def test_large_rounds_are_not_planned_ahead() -> None:
+    """Sixteen cohorts of images would be copied beforehand, for a gain that nobody notices."""
+    x, y = torch.zeros(60, 200_000), torch.zeros(60, dtype=torch.int64)
+    data = from_partition(x, y, torch.split(torch.arange(60), 12), prepare=torch.clone)
+    plans = CohortPlans(data, SGD, seed=0)
+    plans.foretell({0: [0, 1]})
+    assert plans.of(0, [0, 1]) is not plans.of(0, [0, 1])
+    plans.foretell({0: [0]})
+    assert plans.of(0, [0]) is plans.of(0, [0])
 
 
 def test_nobody_answers() -> None:

@@ -26,7 +26,7 @@ from fedvarp.runs.journal import without_nan
 from fedvarp.server.flat_model import FlatModel, average_buffers
 from fedvarp.server.server import RoundReport, Server
 from fedvarp.simulation.callbacks import Callback, Record, StopRun
-from fedvarp.simulation.checks import cohort_of
+from fedvarp.simulation.cohorts_ahead import CohortsAhead
 from fedvarp.simulation.progress import RunProgress
 from fedvarp.simulation.result import SimulationResult, Stopped
 from fedvarp.simulation.settings import Evaluation
@@ -80,6 +80,8 @@ class Simulation:
         """
         bar = RunProgress(self.title, self.server.round, rounds, progress)
         log = _Log(self.server, self.callbacks, keep, bar)
+        num_clients = self.evaluator.dataset.num_clients
+        cohorts = CohortsAhead(self.sampler, num_clients, rounds, self.trainer)
         record = None if last is not None else self._first_record()
         with bar, Interruption() as interruption, _kept_if_all_fails(self.model), log:
             while True:
@@ -89,7 +91,7 @@ class Simulation:
                 why = self._why_stop(rounds, last, log.stopped, interruption)
                 if why is not None:
                     break
-                cohort, updates = self._train_cohort(log)
+                cohort, updates = self._train_cohort(cohorts, log)
                 if record is not None and figures is not None:
                     last = log.finish(record, figures()) or last
                     why = self._why_stop(rounds, last, log.stopped, interruption)
@@ -101,7 +103,7 @@ class Simulation:
         self.model.load_buffers(self.buffers)
         return SimulationResult(self.server, self.model.module, log.metrics, why)
 
-    def _train_cohort(self, log: _Log) -> tuple[Cohort, RoundUpdates]:
+    def _train_cohort(self, cohorts: CohortsAhead, log: _Log) -> tuple[Cohort, RoundUpdates]:
         """Algorithm 2, lines 3 to 7, for any algorithm."""
         t = self.server.round
         if self.reclustering is not None and self.reclustering.is_due(t):
@@ -109,7 +111,7 @@ class Simulation:
             self.reclustering.renew(self.server, self.buffers)
         for callback in self.callbacks:
             callback.on_round_begin(t, self.server)
-        cohort = cohort_of(self.sampler, t, self.evaluator.dataset.num_clients)  # line 3: S
+        cohort = cohorts.of(t)  # line 3: S
         answering = cohort.answering
         broadcast = self.server.broadcast(answering.clients)  # line 4: w to everybody in S
         if self.buffers:

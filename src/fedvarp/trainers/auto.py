@@ -85,6 +85,10 @@ class AutoTrainer(ClientTrainer):
             self._choose()
         return expected
 
+    def foretell(self, cohorts: Mapping[int, Tensor]) -> None:
+        """See `ClientTrainer.foretell`; tells the trainer chosen, until then the first."""
+        self._current.foretell(cohorts)
+
     def evaluation(
         self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]
     ) -> Callable[[], Figures] | None:

@@ -33,6 +33,13 @@ class ClientTrainer(ABC):
             turned non-finite has no row; it is named in `refused`.
         """
 
+    def foretell(self, cohorts: Mapping[int, Tensor]) -> None:  # noqa: B027  # most have no use
+        """Says who will be trained in some rounds to come, to whoever would prepare for them.
+
+        Args:
+            cohorts: (M,) int64 by round, those who will answer.
+        """
+
     def evaluation(
         self, evaluator: Evaluator, w: Tensor, buffers: Mapping[str, Tensor]
     ) -> Callable[[], Figures] | None:

@@ -22,6 +22,7 @@ from fedvarp.server.flat_model import FlatModel
 from fedvarp.server.server import Broadcast
 from fedvarp.trainers.base import ClientTrainer
 from fedvarp.trainers.batched_cohort import BatchedCohort
+from fedvarp.trainers.cohort_plan import CohortPlans
 from fedvarp.trainers.replay import Replay
 from fedvarp.trainers.sequential import gather, updates
 from fedvarp.trainers.shared_gradient import IGNORED
@@ -74,6 +75,10 @@ class VectorisedTrainer(ClientTrainer):
                 'trainer="parallel" takes any model.'
             )
 
+    def foretell(self, cohorts: Mapping[int, Tensor]) -> None:
+        """Plans these rounds; see `ClientTrainer.foretell`."""
+        self._plans.foretell({t: clients.tolist() for t, clients in cohorts.items()})
+
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         """Runs LocalSGD at all of the clients together.
 
@@ -92,9 +97,8 @@ class VectorisedTrainer(ClientTrainer):
         if len(clients) == 0:
             nobody = broadcast.w.new_empty(0, len(broadcast.w))
             return gather({}, {}, nobody, self.local_sgd.rate(round))
-        cohort = BatchedCohort.of(
-            self.dataset, self.local_sgd, self.seed, broadcast, clients.tolist(), round
-        )
+        plan = self._plans.of(round, clients.tolist())
+        cohort = BatchedCohort.of(plan, broadcast, self.dataset.augment, self.seed)
         self._refuse_ignored(cohort)
         if broadcast.buffers:
             self.model.load_buffers(broadcast.buffers)
@@ -102,19 +106,19 @@ class VectorisedTrainer(ClientTrainer):
             self.model.module.train()
         local, mean_losses = self._walk(cohort, broadcast, round)
         self._refuse_changed(broadcast.buffers)
-        units = {n: local_training.units(self.local_sgd, round, n) for n in set(cohort.num_steps)}
-        divisors = [units[n][1] for n in cohort.num_steps]
+        units = {n: local_training.units(self.local_sgd, round, n) for n in set(plan.num_steps)}
+        divisors = [units[n][1] for n in plan.num_steps]
         by = divisors[0] if len(units) == 1 else local.new_tensor(divisors).unsqueeze(1)
         deltas = torch.sub(broadcast.w, local).div_(by)  # line 6
         told: dict[str, list[Any]] = {
             "magnitudes": deltas.abs().amax(1).tolist(),
             "mean_losses": mean_losses,
-            "num_steps": cohort.num_steps,
-            "num_examples": cohort.num_examples,
-            "num_gradients": [units[n][0] for n in cohort.num_steps],
+            "num_steps": plan.num_steps,
+            "num_examples": plan.num_examples,
+            "num_gradients": [units[n][0] for n in plan.num_steps],
         }
         if len(units) > 1:  # those with the most steps stand first
-            back = sorted(range(len(clients)), key=cohort.order.__getitem__)
+            back = sorted(range(len(clients)), key=plan.order.__getitem__)
             deltas = deltas[torch.tensor(back, device=deltas.device)]
             told = {name: [column[m] for m in back] for name, column in told.items()}
         return updates(
@@ -130,18 +134,18 @@ class VectorisedTrainer(ClientTrainer):
     ) -> tuple[Tensor, list[float]]:
         """(M, d) where the clients have come to, in the order of the cohort, and their losses."""
         w, sgd, corrections = broadcast.w, self.local_sgd, cohort.corrections
-        first, num_steps = sgd.rate(round), len(cohort.sizes)
+        first, num_steps = sgd.rate(round), len(cohort.plan.sizes)
         rates = w.new_tensor([first * sgd.step_decay**step for step in range(num_steps)])
         state = step_state(self.model.module, self.loss)
         whole = (w, rates, cohort.x, cohort.y, corrections)
         if self._is_one_recording(cohort, broadcast, whole, state):
             local, total_loss = self._walks(*whole, state=state)
         else:
-            local = w.expand(len(cohort.order), -1).clone()  # line 1, (M, d)
-            batches = ((*cohort.batch(step), sizes) for step, sizes in enumerate(cohort.sizes))
+            local = w.expand(len(cohort.plan.order), -1).clone()  # line 1, (M, d)
+            batches = ((*cohort.batch(step), sizes) for step, sizes in enumerate(cohort.plan.sizes))
             pull = (broadcast.proximal, w) if broadcast.proximal else None
             total_loss = self._steps(local, rates, batches, corrections, pull, state)
-        totals = zip(total_loss.tolist(), cohort.num_steps, strict=True)
+        totals = zip(total_loss.tolist(), cohort.plan.num_steps, strict=True)
         return local, [total / num_steps for total, num_steps in totals]
 
     def _is_one_recording(
@@ -156,12 +160,16 @@ class VectorisedTrainer(ClientTrainer):
         Steps that are not replayed have results of their own each, which would all be kept.
         """
         plain = cohort.batches is None and cohort.augment is None and not broadcast.proximal
-        if not plain or not 1 < len(cohort.sizes) <= _MOST_STEPS:
+        if not plain or not 1 < len(cohort.plan.sizes) <= _MOST_STEPS:
             return False
         if self._walks.is_ready(*whole, state=state):
             return True
-        local = broadcast.w.new_empty(len(cohort.order), len(broadcast.w))
+        local = broadcast.w.new_empty(len(cohort.plan.order), len(broadcast.w))
         return self._replay.is_ready(local, cohort.x[0], cohort.y[0], None, state=state)
+
+    @cached_property
+    def _plans(self) -> CohortPlans:
+        return CohortPlans(self.dataset, self.local_sgd, self.seed)
 
     @cached_property
     def _walks(self) -> Replay:

@@ -1,0 +1,84 @@
+"""Cohorts drawn ahead are those that would have been drawn when they were due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedvarp import Broadcast, RoundUpdates
+from fedvarp.clients import Cohort, UniformSampler, WeightedSampler
+from fedvarp.clients.cohorts import ClientSampler
+from fedvarp.data import from_partition
+from fedvarp.simulation.cohorts_ahead import CohortsAhead
+from fedvarp.trainers import ClientTrainer
+from small_federation import bits, run
+
+
+class Listening(ClientTrainer):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[int, list[int]]] = []
+
+    def foretell(self, cohorts: Mapping[int, Tensor]) -> None:
+        self.told.append({t: clients.tolist() for t, clients in cohorts.items()})
+
+    def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
+        raise NotImplementedError
+
+
+class Somebodys(UniformSampler):
+    """Asked for a round when it is due: what it answers may depend on anything."""
+
+    def cohort(self, round: int) -> Cohort:
+        ASKED.append(round)
+        return super().cohort(round)
+
+
+ASKED: list[int] = []
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("first", [0, 7])
+def test_every_round_has_its_own_cohort_and_the_trainer_knows_before(
+    dropout: float, first: int
+) -> None:
+    sampler, trainer = UniformSampler(50, 4, seed=3, dropout=dropout), Listening()
+    cohorts = CohortsAhead(sampler, 50, 40, trainer)
+    for t in range(first, 40):
+        found, expected = cohorts.of(t), sampler.cohort(t)
+        assert torch.equal(found.clients, expected.clients)
+        assert torch.equal(found.answers, expected.answers)
+        assert trainer.told[-1][t] == expected.answering.clients.tolist()
+    rounds = [t for block in trainer.told for t in block]
+    assert rounds == list(range(first, 40))  # each once, and none beyond the last
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Somebodys(50, 4, seed=3),
+        WeightedSampler(sizes=[1.0] * 50, clients_per_round=4, seed=3),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_samplers_that_may_look_about_are_asked_when_a_round_is_due(
+    sampler: ClientSampler,
+) -> None:
+    ASKED.clear()
+    trainer = Listening()
+    cohorts = CohortsAhead(sampler, 50, 40, trainer)
+    cohorts.of(0)
+    assert not trainer.told
+    assert ASKED in ([0], [])
+
+
+def test_a_run_is_the_same_round_by_round_or_by_the_dozen() -> None:
+    x, y = torch.randn(50, 4), torch.arange(50) % 3
+    data = from_partition(x, y, torch.split(torch.arange(50), 10), num_classes=3)
+    ahead = run(data, trainer="vectorised", rounds=20)
+    one_by_one = run(data, trainer="vectorised", rounds=20, sampler=Somebodys(5, 3, seed=0))
+    assert bits(ahead) == bits(one_by_one)
