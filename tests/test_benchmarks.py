@@ -25,7 +25,7 @@ from benchmarks import (
 )
 from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, entries, installed
-from benchmarks.reproduction import steadiness
+from benchmarks.reproduction import rates, steadiness
 from benchmarks.rounds import overhead, trainers, workloads
 from benchmarks.rounds.contest import Result, Turns, contest_table, ratios
 from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
@@ -250,6 +250,23 @@ def test_steadiness_is_counted_seed_by_seed_at_common_rounds(tmp_path: Path) -> 
     assert fedvarp[1:] == ["0", "25.0", "100", "+10.0", "50"]
     assert fedavg[1:3] == ["0,", "1"]
     assert "67, –" in text
+
+
+def test_rates_are_chosen_by_the_mean_over_seeds_of_the_last_fifth(tmp_path: Path) -> None:
+    late = {0.1: [0.5, 0.2], 1.0: [0.4, 0.4], 10.0: [0.1, 0.1]}  # by seed
+    for lr, of_seeds in late.items():
+        for seed, accuracy in enumerate(of_seeds):
+            figures = {"validation_accuracy": [0.9, accuracy, accuracy], "accuracy": [0.0, 0.1, lr / 20]}
+            write_run(tmp_path / f"v{lr}-{seed}", algorithm="mifa", lr=lr, seed=seed, **figures)
+    text = rates.text([str(tmp_path)])
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("mifa")]
+    assert row == ["mifa", "0.35", "0.4*", "0.1"]
+    (by_test,) = [
+        line.split()
+        for line in rates.text([str(tmp_path), "--select-on", "test"]).splitlines()
+        if line.startswith("mifa  ")
+    ]
+    assert by_test == ["mifa", "0.005", "0.05", "0.5*"]
 
 
 @pytest.mark.parametrize("name", sizing.KINDS)

@@ -11,10 +11,13 @@ from typing import Final
 from typer.testing import CliRunner
 
 from benchmarks import ROOT
-from benchmarks.reproduction import steadiness
+from benchmarks.reproduction import rates, steadiness
 from fedvarp.cli.app import app
 
-_STEADINESS: Final = ["python", "-m", "benchmarks.reproduction.steadiness"]
+_OTHERS: Final = {
+    f"benchmarks.reproduction.{name}": text
+    for name, text in (("rates", rates.text), ("steadiness", steadiness.text))
+}
 PAGES: Final = tuple(
     ROOT / "docs" / f"{name}.md"
     for name in ("reproduction", "reproduction-tables", "algorithms", "server-optimizers")
@@ -71,8 +74,8 @@ def renewed(page: str) -> str:
 
 
 def _output_today(typed: Typed) -> str:
-    if typed.all_words[:3] == _STEADINESS:
-        return steadiness.text(typed.all_words[3:])
+    if typed.all_words[:2] == ["python", "-m"] and typed.all_words[2] in _OTHERS:
+        return _OTHERS[typed.all_words[2]](typed.all_words[3:])
     return run(typed.words) if typed.words[:1] == ["compare"] else typed.output
 
 
