@@ -256,8 +256,14 @@ def test_rates_are_chosen_by_the_mean_over_seeds_of_the_last_fifth(tmp_path: Pat
     late = {0.1: [0.5, 0.2], 1.0: [0.4, 0.4], 10.0: [0.1, 0.1]}  # by seed
     for lr, of_seeds in late.items():
         for seed, accuracy in enumerate(of_seeds):
-            figures = {"validation_accuracy": [0.9, accuracy, accuracy], "accuracy": [0.0, 0.1, lr / 20]}
-            write_run(tmp_path / f"v{lr}-{seed}", algorithm="mifa", lr=lr, seed=seed, **figures)
+            write_run(
+                tmp_path / f"v{lr}-{seed}",
+                [0.0, 0.1, lr / 20],
+                algorithm="mifa",
+                lr=lr,
+                seed=seed,
+                validation_accuracy=[0.9, accuracy, accuracy],
+            )
     text = rates.text([str(tmp_path)])
     (row,) = [line.split() for line in text.splitlines() if line.startswith("mifa")]
     assert row == ["mifa", "0.35", "0.4*", "0.1"]
