@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -139,7 +139,11 @@ class Changed(ClientTrainer):
     ) -> None:
         self.inner, self.change = inner, change
         self.rounds: list[int] = []
+        self.foretold: list[int] = []
         self.closed = False
+
+    def foretell(self, cohorts: Mapping[int, Tensor]) -> None:
+        self.foretold += cohorts
 
     def train(self, broadcast: Broadcast, clients: Tensor, round: int) -> RoundUpdates:
         self.rounds.append(round)

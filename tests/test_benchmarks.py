@@ -216,6 +216,7 @@ def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:
     training, beside = overhead.seconds_beside_training(workload, "fedvarp", 4, 2, tmp_path / "run")
     assert len(training) == len(beside) == 3  # the last one, evaluated, is left out
     assert all(seconds > 0 for seconds in [*training, *beside])
+    assert overhead.means([1.0] * 15 + [17.0] + [3.0] * 20) == [2.0, 3.0]
     assert "W2" in overhead.table_of(
         [overhead.row(workload, "fedavg", "tiny", "", 3, 1, committed=False)]
     )

@@ -104,7 +104,7 @@ def main() -> None:
     )
     for workload, fastest, turns in (
         (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
-        (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=50)),
+        (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=48)),
     ):
         if given.workload not in (None, workload.settings.name):
             continue

@@ -97,7 +97,7 @@ def measure() -> str:
         [PLAIN, SEQUENTIAL, VECTORISED],
         PLAIN,
         {VECTORISED: "≤ 0.1"},
-        Turns(starts=3, warm_up=5, turns=7, at_once=50),
+        Turns(starts=3, warm_up=5, turns=7, at_once=48),
     )
     third = contest(
         w3(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -31,14 +32,14 @@ class Listening(ClientTrainer):
 
 
 class Somebodys(UniformSampler):
-    """Asked for a round when it is due: what it answers may depend on anything."""
-
-    def cohort(self, round: int) -> Cohort:
-        ASKED.append(round)
-        return super().cohort(round)
+    """What it answers may depend on anything."""
 
 
-ASKED: list[int] = []
+class Everybody:
+    """An availability of somebody's own."""
+
+    def online(self, seed: int, round: int, num_clients: int) -> Tensor:
+        return torch.ones(num_clients, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -60,23 +61,33 @@ def test_every_round_has_its_own_cohort_and_the_trainer_knows_before(
 @pytest.mark.parametrize(
     "sampler",
     [
-        Somebodys(50, 4, seed=3),
-        WeightedSampler(sizes=[1.0] * 50, clients_per_round=4, seed=3),
+        Somebodys(500, 4, seed=3),
+        UniformSampler(500, 4, seed=3, availability=Everybody()),
+        UniformSampler(500, 4, seed=3, dropout=torch.zeros(500)),
+        UniformSampler(500, 400, seed=3),
+        WeightedSampler(sizes=[1.0] * 500, clients_per_round=4, seed=3),
     ],
-    ids=lambda sampler: type(sampler).__name__,
+    ids=["own", "availability", "a tensor of dropouts", "large", "weighted"],
 )
-def test_samplers_that_may_look_about_are_asked_when_a_round_is_due(
-    sampler: ClientSampler,
+def test_others_are_asked_for_a_round_when_it_is_due(
+    sampler: ClientSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ASKED.clear()
+    asked, drawn = [], type(sampler).cohort
+
+    def counted(self: Any, round: int) -> Cohort:
+        asked.append(round)
+        return drawn(self, round)
+
+    monkeypatch.setattr(type(sampler), "cohort", counted)
     trainer = Listening()
-    cohorts = CohortsAhead(sampler, 50, 40, trainer)
-    cohorts.of(0)
+    cohorts = CohortsAhead(sampler, 500, 40, trainer)
+    for t in range(3):
+        cohorts.of(t)
+        assert asked == list(range(t + 1))
     assert not trainer.told
-    assert ASKED in ([0], [])
 
 
-def test_a_run_is_the_same_round_by_round_or_by_the_dozen() -> None:
+def test_a_run_is_the_same_round_by_round_or_sixteen_at_once() -> None:
     x, y = torch.randn(50, 4), torch.arange(50) % 3
     data = from_partition(x, y, torch.split(torch.arange(50), 10), num_classes=3)
     ahead = run(data, trainer="vectorised", rounds=20)

@@ -181,6 +181,17 @@ def test_the_others_are_closed_and_the_chosen_one_stays_open() -> None:
     }
 
 
+def test_whoever_trains_is_foretold() -> None:
+    with_slow, with_quick = Changed(plain(), late(0.05)), Changed(plain(), same)
+    candidates = {"slow": Candidate(with_slow), "quick": Candidate(with_quick)}
+    auto, sent = AutoTrainer(candidates, nothing), broadcast_of(plain().model)
+    auto.foretell({0: EVERYONE, 1: EVERYONE})
+    for t in range(3):
+        auto.train(sent, EVERYONE, t)
+    auto.foretell({3: EVERYONE})
+    assert (with_slow.foretold, with_quick.foretold) == ([0, 1], [3])
+
+
 def test_all_candidates_are_closed_if_the_run_ends_before_the_choice() -> None:
     others = [Changed(plain()) for _ in range(3)]
     AutoTrainer({str(n): Candidate(other) for n, other in enumerate(others)}, nothing).close()

@@ -89,10 +89,7 @@ def test_clients_that_are_rows_of_one_tensor(batch_size: int) -> None:
 
 def clients_alike(module: nn.Module, sgd: LocalSGD) -> SequentialTrainer:
     """Five clients with eight examples each, whose batches are all of one size."""
-    draws = stream(0, "rows")
-    x, y = torch.randn(40, FEATURES, generator=draws), torch.randint(3, (40,), generator=draws)
-    data = from_partition(x, y, torch.split(torch.randperm(40, generator=draws), 8))
-    return plain(data, module, sgd.model_copy(update={"batch_size": 4}))
+    return plain(rows([8] * 5), module, sgd.model_copy(update={"batch_size": 4}))
 
 
 @pytest.mark.parametrize("sgd", SETTINGS, ids=str)
@@ -130,34 +127,35 @@ def test_a_layer_that_is_swapped_changes_whole_rounds_too() -> None:
         assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
 
-def loaded_one_by_one() -> FederatedDataset:
-    return dataset()
-
-
-def rows_of_unequal_clients() -> FederatedDataset:
+def rows(sizes: list[int], **about: Any) -> FederatedDataset:
+    """Clients that are rows of one tensor."""
     draws = stream(0, "rows")
     x, y = torch.randn(40, FEATURES, generator=draws), torch.randint(3, (40,), generator=draws)
-    rows = torch.split(torch.randperm(40, generator=draws), [4, 17, 8, 8, 3])
-    return from_partition(x, y, rows, prepare=lambda own: own - own.mean(0))
+    return from_partition(x, y, torch.split(torch.randperm(40, generator=draws), sizes), **about)
 
 
-def rows_of_clients_alike() -> FederatedDataset:
-    return clients_alike(perceptron(), SGD).dataset
+def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x + torch.rand(x.shape, generator=generator)
 
 
 @pytest.mark.parametrize(
-    ("make", "ahead"),
-    [(loaded_one_by_one, False), (rows_of_unequal_clients, True), (rows_of_clients_alike, True)],
+    ("data", "ahead"),
+    [
+        (rows([4, 17, 8, 8, 3]), True),
+        (rows([8] * 5), True),
+        (dataclasses.replace(rows([8] * 5), augment=jitter), True),
+        (rows([8] * 5, prepare=torch.sigmoid), False),  # may depend on when it is called
+        (dataclasses.replace(rows([8] * 5), num_examples=None), False),
+        (dataset(), False),  # loaded one by one
+    ],
+    ids=["unequal", "alike", "augmented", "prepared", "of unknown sizes", "loaded"],
 )
 @pytest.mark.parametrize("sgd", SETTINGS[:3], ids=str)
 def test_rounds_that_are_foretold_read_the_same_batches(
-    make: Callable[[], FederatedDataset],
-    ahead: bool,
-    sgd: LocalSGD,
-    monkeypatch: pytest.MonkeyPatch,
+    data: FederatedDataset, ahead: bool, sgd: LocalSGD, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit; one that was foretold otherwise is trained as it is asked for."""
-    reference = plain(make(), perceptron(), sgd)
+    reference = plain(data, perceptron(), sgd)
     sent, untold, told = broadcast_of(reference.model), vectorised(reference), vectorised(reference)
     nobody = torch.empty(0, dtype=torch.int64)
     asked = [CLIENTS, EVERYONE, nobody, torch.tensor([3, 2]), EVERYONE, CLIENTS]
@@ -171,24 +169,38 @@ def test_rounds_that_are_foretold_read_the_same_batches(
         return orders(*given)
 
     monkeypatch.setattr(local_training, "orders", counted)
-    told.foretell({t: clients for t, clients in enumerate(asked) if t != 4} | {4: CLIENTS})
-    drawn_ahead = len(draws)
+    told.foretell(dict(enumerate(asked)) | {4: CLIENTS})
+    assert bool(draws) == ahead
     for t, clients in enumerate(asked):
         draws.clear()
         assert_same_updates(told.train(sent, clients, t), expected[t], exact=True)
         assert bool(draws) == (len(clients) > 0 and (t == 4 or not ahead))
-    assert (drawn_ahead > 0) == ahead
+    told.foretell({6: CLIENTS})
+    draws.clear()
+    told.train(sent, CLIENTS, 5)
+    assert draws  # what was planned before is forgotten
 
 
-def test_large_rounds_are_not_planned_ahead() -> None:
-    """Sixteen cohorts of images would be copied beforehand, for a gain that nobody notices."""
-    x, y = torch.zeros(60, 200_000), torch.zeros(60, dtype=torch.int64)
-    data = from_partition(x, y, torch.split(torch.arange(60), 12), prepare=torch.clone)
-    plans = CohortPlans(data, SGD, seed=0)
-    plans.foretell({0: [0, 1]})
-    assert plans.of(0, [0, 1]) is not plans.of(0, [0, 1])
-    plans.foretell({0: [0]})
-    assert plans.of(0, [0]) is plans.of(0, [0])
+@pytest.mark.parametrize("sizes", [[5, 5], [2, 2000], [1, 300_000]])
+def test_large_rounds_are_planned_when_they_are_due(sizes: list[int]) -> None:
+    """Places that padding takes count too."""
+    x, y = torch.zeros(sum(sizes), 1), torch.zeros(sum(sizes), dtype=torch.int64)
+    data = from_partition(x, y, torch.split(torch.arange(len(x)), sizes))
+    plans = CohortPlans(data, LocalSGD(lr=0.1, batch_size=1, epochs=1), seed=0)
+    plans.foretell({t: [0, 1] for t in range(100)})
+    assert (plans.of(3, [0, 1]) is plans.of(3, [0, 1])) == (sizes == [5, 5])
+
+
+def test_what_is_changed_in_the_examples_between_two_rounds_is_read() -> None:
+    x, y = torch.ones(40, FEATURES), torch.arange(40) % 3
+    data = from_partition(x, y, torch.split(torch.arange(40), 8))
+    reference = plain(data, perceptron(), SGD)
+    sent, trainer = broadcast_of(reference.model), vectorised(reference)
+    trainer.foretell({0: CLIENTS, 1: CLIENTS})
+    for t in range(2):
+        x.mul_(2)
+        expected = reference.train(sent, CLIENTS, t)
+        assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
 
 
 def test_nobody_answers() -> None:

@@ -158,6 +158,11 @@ class FederatedDataset:
         return Gathered(*_as_examples((x, y), "A cohort"), rows, lengths)
 
     @property
+    def rows_are_known(self) -> bool:
+        """Whether clients are rows of tensors as they lie: `gathered` then looks at none."""
+        return bool(getattr(self.load, "rows_are_known", False))
+
+    @property
     def _known(self) -> str:
         return (
             f"this data set has {self.num_clients} clients, numbered 0 to {self.num_clients - 1}."

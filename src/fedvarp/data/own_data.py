@@ -241,6 +241,10 @@ class _Rows:
         x = self.x[rows]
         return x if self.prepare is None else self.prepare(x), self.y[rows]
 
+    @property
+    def rows_are_known(self) -> bool:
+        return self.prepare is None
+
     def gathered(self, clients: Sequence[int]) -> Gathered:
         rows, lengths = self.partition.gathered(clients)
         if self.prepare is None:

@@ -43,7 +43,7 @@ class Callback:
     """
 
     def on_round_begin(self, round: int, server: Server) -> None:
-        """The cohort of this round, counted from 0, is about to be drawn."""
+        """This round, counted from 0, is about to begin; its cohort may have been drawn already."""
 
     def on_evaluation(
         self, figures: Mapping[str, float], server: Server

@@ -11,6 +11,7 @@ from fedvarp.simulation.checks import cohort_of
 from fedvarp.trainers.base import ClientTrainer
 
 _AHEAD: Final = 16  # rounds that are drawn at once
+_MOST_CLIENTS: Final = 4096  # in all of these: draws of large cohorts gain nothing
 
 
 @dataclass(eq=False)
@@ -18,7 +19,8 @@ class CohortsAhead:
     """Draws cohorts before their rounds, where they are known to depend on the round alone.
 
     That is for `UniformSampler` with everybody online: availabilities and samplers may be somebody
-    else's, who is asked for a round when it is due. The trainer is told what is drawn ahead.
+    else's, who is asked for a round when it is due, and a tensor of dropouts may be written to
+    between two rounds. The trainer is told what is drawn ahead.
 
     Attributes:
         sampler: Chooses them.
@@ -42,10 +44,20 @@ class CohortsAhead:
         Raises:
             ValueError: No round can be trained with it; see `cohort_of`.
         """
-        if not (type(self.sampler) is UniformSampler and self.sampler.availability is None):
+        if not self._are_known:
             return cohort_of(self.sampler, round, self.num_clients)
         if round not in self._drawn:
             coming = range(round, min(round + _AHEAD, self.rounds))
             self._drawn = {t: cohort_of(self.sampler, t, self.num_clients) for t in coming}
             self.trainer.foretell({t: c.answering.clients for t, c in self._drawn.items()})
         return self._drawn[round]
+
+    @property
+    def _are_known(self) -> bool:
+        sampler = self.sampler
+        return (
+            type(sampler) is UniformSampler
+            and sampler.availability is None
+            and isinstance(sampler.dropout, float | int)
+            and _AHEAD * sampler.clients_per_round <= _MOST_CLIENTS
+        )

@@ -27,7 +27,7 @@ PADDING: Final = -1
 """In the place of an example, where a client's batch has fewer than another's."""
 
 _SMALL: Final = 2**24  # bytes of inputs that are copied once for each time they are read
-_MOST_AHEAD: Final = 2**18  # examples read in rounds ahead; for more, arithmetic outweighs Python
+_MOST_AHEAD: Final = 2**18  # places in the batches of rounds ahead; more is time better spent later
 
 Orders = Mapping[int, NDArray[np.int64]]
 """By n: (clients with n examples, examples in all batches), what they read, batch after batch."""
@@ -45,9 +45,7 @@ class CohortPlan:
     num_steps: list[int]
     x: Tensor  # (n, ...), the examples of all clients, and perhaps of others
     y: Tensor
-    rows: (
-        Tensor  # of x and y: (steps, M, batch size) in order; or (m,), of one client after another
-    )
+    rows: Tensor  # of x and y: (steps, M, batch size) in order; (m,), of one client after another
     batches: Tensor | None  # (steps, M, batch size) places in `rows`, or PADDING; None: in order
     sizes: list[list[int]]  # of each step: the batches of those who take it, who stand first
 
@@ -68,28 +66,31 @@ class CohortPlans:
     _ahead: dict[int, CohortPlan] = field(default_factory=dict, init=False)
 
     def foretell(self, cohorts: Mapping[int, list[int]]) -> None:
-        """Plans rounds to come, if they are small, and forgets those that were planned before.
+        """Plans small rounds to come, and forgets those that were planned before.
+
+        Only where no example has to be looked at for it: what loads or prepares examples may depend
+        on when it is asked, or fail.
 
         Args:
             cohorts: By round, who will be trained.
         """
         self._ahead = {}
-        cohorts = {t: clients for t, clients in cohorts.items() if clients}
         visits = [(t, i) for t, clients in cohorts.items() for i in clients]
-        gathered = self._gathered_if_small([i for _, i in visits])
-        if gathered is None:
+        if not visits or not self._are_small([i for _, i in visits]):
             return
+        gathered = self.dataset.gathered([i for _, i in visits])
+        assert gathered is not None  # else its rows would not be known
         x, y, rows, lengths = gathered
-        orders = self._orders(visits, lengths)
-        places, own, begin = list(accumulate(lengths, initial=0)), dict.fromkeys(orders, 0), 0
+        orders, taken = self._orders(visits, lengths), Counter[int]()
+        begins, at = list(accumulate(lengths, initial=0)), 0
         for t, clients in cohorts.items():
-            end = begin + len(clients)
-            of_round = Gathered(x, y, rows[places[begin] : places[end]], lengths[begin:end])
-            of_size = Counter(of_round.lengths)
-            drawn = {n: orders[n][own[n] : own[n] + count] for n, count in of_size.items()}
-            self._ahead[t] = self._planned(t, clients, of_round, drawn)
-            own |= {n: own[n] + count for n, count in of_size.items()}
-            begin = end
+            end = at + len(clients)
+            of_round = Gathered(x, y, rows[begins[at] : begins[end]], lengths[at:end])
+            own = Counter(of_round.lengths)
+            drawn = {n: orders[n][taken[n] : taken[n] + own[n]] for n in own}
+            if clients:
+                self._ahead[t] = self._planned(t, clients, of_round, drawn)
+            taken, at = taken + own, end
 
     def of(self, round: int, clients: list[int]) -> CohortPlan:
         """Plans a round, unless that was done before.
@@ -108,23 +109,15 @@ class CohortPlans:
         drawn = self._orders([(round, i) for i in clients], gathered.lengths)
         return self._planned(round, clients, gathered, drawn)
 
-    def _gathered_if_small(self, clients: list[int]) -> Gathered | None:
-        """The examples of the clients of several rounds, unless they are many, or load one by one.
-
-        What gathers them may copy them, which those of one client tell the size of.
-        """
+    def _are_small(self, clients: list[int]) -> bool:
+        """Whether rounds of these clients can be planned without a look at them, and are small."""
         sizes = self.dataset.num_examples
-        one = self.dataset.gathered(clients[:1]) if clients and sizes is not None else None
-        if one is None or sizes is None:
-            return None
-        of_each = sizes.numpy()[clients]
-        read = sum(self._num_read(n) * count for n, count in Counter(of_each.tolist()).items())
-        if read > _MOST_AHEAD or int(of_each.sum()) * one.x[0].nbytes > _SMALL:
-            return None
-        return self.dataset.gathered(clients)
-
-    def _num_read(self, num_examples: int) -> int:
-        return sum(self.sgd.batch_sizes(num_examples))
+        if sizes is None or not self.dataset.rows_are_known:
+            return False
+        num_examples: list[int] = sizes[torch.tensor(clients)].tolist()
+        of_sizes = [self.sgd.batch_sizes(n) for n in set(num_examples)]
+        places = len(clients) * max(map(len, of_sizes)) * max(map(max, of_sizes))
+        return max(places, sum(num_examples)) <= _MOST_AHEAD
 
     def _orders(self, visits: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Orders:
         """By their number of examples, what clients read: all of those with as many at once."""
