@@ -265,9 +265,15 @@ def test_rates_are_chosen_by_the_mean_over_seeds_of_the_last_fifth(tmp_path: Pat
                 seed=seed,
                 validation_accuracy=[0.9, accuracy, accuracy],
             )
+    write_run(tmp_path / "one", [0.1, 0.2], algorithm="fedavg", validation_accuracy=[0.1, 0.2])
     text = rates.text([str(tmp_path)])
-    (row,) = [line.split() for line in text.splitlines() if line.startswith("mifa")]
+    assert "fedavg" not in text  # it has one rate alone
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("mifa  ")]
     assert row == ["mifa", "0.35", "0.4*", "0.1"]
+    of_first = rates.text([str(tmp_path), "--seeds", "0"]).splitlines()
+    assert [line.split() for line in of_first if line.startswith("mifa  ")] == [
+        ["mifa", "0.5*", "0.4", "0.1"]
+    ]
     (by_test,) = [
         line.split()
         for line in rates.text([str(tmp_path), "--select-on", "test"]).splitlines()

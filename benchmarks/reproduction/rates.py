@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,23 +21,25 @@ def text(arguments: Sequence[str]) -> str:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="directories of runs, or files of compact ones")
     parser.add_argument("--select-on", default="validation", help="as `fedvarp sweep`")
+    parser.add_argument("--seeds", help="of the runs to choose by, with commas; all if left out")
     told = parser.parse_args(arguments)
-    runs, _ = read_runs(told.runs)
-    rates = sorted({_rate(run) for run in runs})
-    swept = [_swept(run) for run in runs]
-    result = SweepResult(Path(told.runs[0]), swept, rates, False, told.select_on)
+    found, _ = read_runs(told.runs)
+    seeds = None if told.seeds is None else {int(seed) for seed in told.seeds.split(",")}
+    runs = [_swept(run) for run in found if seeds is None or run.seed in seeds]
+    tried = defaultdict[str, set[float]](set)
+    for run in runs:
+        tried[run.algorithm].add(run.client_lr)
+    runs = [run for run in runs if len(tried[run.algorithm]) > 1]
+    rates = sorted({run.client_lr for run in runs})
+    result = SweepResult(Path(told.runs[0]), runs, rates, False, told.select_on)
     return f"{result.text()}\n"
-
-
-def _rate(run: Run) -> float:
-    return float(run.settings["local_sgd.lr"])
 
 
 def _swept(run: Run) -> SweptRun:
     return SweptRun(
         directory=run.path,
         algorithm=run.algorithm,
-        client_lr=_rate(run),
+        client_lr=float(run.settings["local_sgd.lr"]),
         seed=run.seed or 0,
         rounds=run.last_round,
         finished=run.finished,
