@@ -118,13 +118,14 @@ def test_rounds_of_every_trainer_are_timed_and_missing_ones_named() -> None:
     text = trainers.contest(
         workloads.w2(num_clients=30),
         [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL],
-        trainers.PLAIN,
+        [trainers.PLAIN, "one that is not there"],
         {trainers.SEQUENTIAL: "a target"},
         Turns(starts=1, warm_up=1, turns=2, at_once=2),
         lambda folder: {"one that is not there": broken},
     )
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
-    assert "| 1.00 (1.00 to 1.00) |" in lines[trainers.PLAIN]
+    assert "| 1.000 (1.000 to 1.000) |" in lines[trainers.PLAIN]
+    assert "ratio to one that is not there" not in text
     assert "| a target |" in lines[trainers.SEQUENTIAL]
     assert "missing" not in lines[trainers.TWO_BARE]
     assert "missing: no such trainer" in lines["one that is not there"]
@@ -200,15 +201,15 @@ def test_ratios_are_taken_turn_by_turn() -> None:
 
 def test_the_table_subtracts_a_usual_round_from_the_start_up() -> None:
     result = Result(seconds=[1.0, 2.0, 3.0], first_round=[7.0], peak_mb=[500.0])
-    text = contest_table("Title", {"base": result}, "base", {})
-    assert "| base | 2.00 (1.50 to 2.50) | 1.00 (1.00 to 1.00) |  | 5.0 | 500 |" in text
+    text = contest_table("Title", {"base": result}, ["base"], {})
+    assert "| base | 2.000 (1.500 to 2.500) | 1.000 (1.000 to 1.000) |  | 5.0 | 500 |" in text
 
 
 def test_the_table_shows_the_quickest_in_a_unit_that_tells() -> None:
     quick, slow = (Result([s], first_round=[5.0], peak_mb=[1.0]) for s in (0.004, 0.5))
-    text = contest_table("Title", {"quick": quick, "slow": slow}, "slow", {})
+    text = contest_table("Title", {"quick": quick, "slow": slow}, ["slow", "quick"], {})
     assert "round, ms" in text
-    assert "| quick | 4.0 | 0.01 |" in text
+    assert "| quick | 4.00 | 0.008 | 1.000 |" in text
 
 
 def test_overhead_is_what_training_leaves_of_a_round(tmp_path: Path) -> None:

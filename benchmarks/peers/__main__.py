@@ -20,7 +20,8 @@ from benchmarks.rounds.contestant import Entry
 from benchmarks.rounds.workloads import w1, w2
 from benchmarks.timing import show
 
-TWO_OF_PFL: Final = "pfl-research, two processes"  # the fastest of all on W1
+TWO_OF_PFL: Final = "pfl-research, two processes"  # the fastest peer on W1
+FEDJAX: Final = "fedjax"  # and on W2
 PEERS: Final = (
     Peer(
         name="flower",
@@ -49,7 +50,7 @@ PEERS: Final = (
         name="fedjax",
         requirement="fedjax==0.0.17",
         packages=("fedjax", "jax"),
-        entries={"fedjax": ("-m", "benchmarks.peers.with_fedjax")},
+        entries={FEDJAX: ("-m", "benchmarks.peers.with_fedjax")},
         environment={"JAX_PLATFORMS": "cpu"},
     ),
 )
@@ -101,16 +102,23 @@ def main() -> None:
         trainers.SHARING,
         trainers.TWO_BARE + trainers.USUAL,
         trainers.TWO_WORKERS + trainers.USUAL,
+        trainers.SHARING + trainers.USUAL,
     )
-    for workload, fastest, turns in (
-        (w1(), of_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
-        (w2(), (trainers.VECTORISED,), Turns(given.starts, 5, given.turns, at_once=48)),
+    beside_w1 = (trainers.PLAIN, trainers.TWO_BARE, TWO_OF_PFL, TWO_OF_PFL + trainers.USUAL)
+    for workload, fastest, bases, turns in (
+        (w1(), of_w1, beside_w1, Turns(given.starts, warm_up=2, turns=given.turns)),
+        (
+            w2(),
+            (trainers.VECTORISED,),
+            (trainers.PLAIN, FEDJAX),
+            Turns(given.starts, 5, given.turns, at_once=48),
+        ),
     ):
         if given.workload not in (None, workload.settings.name):
             continue
         names = [trainers.PLAIN, trainers.TWO_BARE, trainers.SEQUENTIAL, *fastest]
         of_peers = partial(entries, peers, workload=workload.settings.name)
-        show(trainers.contest(workload, names, trainers.PLAIN, {}, turns, of_peers))
+        show(trainers.contest(workload, names, bases, {}, turns, of_peers))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -97,33 +97,35 @@ def ratios(result: Result, base: Result) -> list[float]:
 
 
 def contest_table(
-    title: str, results: Mapping[str, Result], base: str, targets: Mapping[str, str]
+    title: str, results: Mapping[str, Result], bases: Sequence[str], targets: Mapping[str, str]
 ) -> str:
-    """One row a contestant; its ratio is to the base.
+    """One row a contestant.
 
     Args:
         title: Of the table.
         results: Of `compete`.
-        base: Whom the others are compared with.
-        targets: What some of the ratios are to reach.
+        bases: Whom everybody is compared with; those who did not run are left out.
+        targets: What the ratios to the first of them are to reach, of some contestants.
     """
     usual = [statistics.median(r.seconds) for r in results.values() if r.missing is None]
-    unit, factor, digits = ("s", 1.0, 2) if min(usual, default=1.0) > 0.2 else ("ms", 1e3, 1)
+    unit, factor, digits = ("s", 1.0, 3) if min(usual, default=1.0) > 0.1 else ("ms", 1e3, 2)
+    bases = [base for base in bases if base in results and results[base].missing is None]
     rows = []
     for name, result in results.items():
+        target = targets.get(name, "")
         if result.missing is not None:
-            rows.append([name, f"missing: {result.missing}", "", targets.get(name, ""), "", ""])
+            rows.append([name, f"missing: {result.missing}", *[""] * len(bases), target, "", ""])
             continue
-        known = results[base].missing is None
         rows.append(
             [
                 name,
                 with_spread(result.seconds, digits, factor),
-                with_spread(ratios(result, results[base]), 2) if known else "",
-                targets.get(name, ""),
+                *(with_spread(ratios(result, results[base]), 3) for base in bases),
+                target,
                 with_spread(result.start_up, 1),
                 with_spread(result.peak_mb, 0),
             ]
         )
-    header = ["", f"round, {unit}", f"ratio to {base}", "target", "start-up, s", "peak PSS, MB"]
+    to_bases = [f"ratio to {base}" for base in bases]
+    header = ["", f"round, {unit}", *to_bases, "target", "start-up, s", "peak PSS, MB"]
     return table(title, header, rows)

@@ -50,7 +50,7 @@ def as_usual(other: Entry) -> Entry:
 def contest(
     workload: Workload,
     names: Sequence[str],
-    base: str,
+    bases: Sequence[str],
     targets: Mapping[str, str],
     turns: Turns,
     others: Callable[[Path], Mapping[str, Entry]] = lambda folder: {},
@@ -60,8 +60,8 @@ def contest(
     Args:
         workload: What a round is.
         names: Contestants of this package.
-        base: Whom the others are compared with.
-        targets: What some of the ratios are to reach.
+        bases: Whom everybody is compared with.
+        targets: What the ratios to the first of them are to reach, of some contestants.
         turns: How often.
         others: More contestants, given the folder with the workload.
     """
@@ -71,7 +71,7 @@ def contest(
         results = compete(entries, turns)
     settings = workload.settings
     title = f"Rounds of {settings.name}: {settings.model} on {settings.source}"
-    return contest_table(title, results, base, targets)
+    return contest_table(title, results, bases, targets)
 
 
 def measure() -> str:
@@ -88,21 +88,21 @@ def measure() -> str:
             "fedvarp, two workers, compiled",
             ON_RAY,
         ],
-        TWO_BARE,
+        [TWO_BARE],
         {TWO_WORKERS: "≤ 0.85; PSS < 1050", SHARING: "≤ 0.7"},
         Turns(starts=3, warm_up=2, turns=7),
     )
     second = contest(
         w2(),
         [PLAIN, SEQUENTIAL, VECTORISED],
-        PLAIN,
+        [PLAIN],
         {VECTORISED: "≤ 0.1"},
         Turns(starts=3, warm_up=5, turns=7, at_once=48),
     )
     third = contest(
         w3(),
         [PLAIN, SEQUENTIAL],
-        PLAIN,
+        [PLAIN],
         {SEQUENTIAL: "≤ 1.05"},
         Turns(starts=3, warm_up=2, turns=7),
     )
