@@ -267,20 +267,34 @@ def test_rates_are_chosen_by_the_mean_over_seeds_of_the_last_fifth(tmp_path: Pat
                 validation_accuracy=[0.9, accuracy, accuracy],
             )
     write_run(tmp_path / "one", [0.1, 0.2], algorithm="fedavg", validation_accuracy=[0.1, 0.2])
+    for lr, accuracy in ((1.0, 0.3), (100.0, 0.2)):  # a grid of its own
+        write_run(
+            tmp_path / f"own{lr}",
+            [0.1, 0.2],
+            algorithm="fedvarp",
+            lr=lr,
+            validation_accuracy=[0.9, accuracy],
+        )
     text = rates.text([str(tmp_path)])
     assert "fedavg" not in text  # it has one rate alone
+    assert [line.split() for line in text.splitlines() if line.startswith("fedvarp  ")] == [
+        ["fedvarp", "–", "0.3*", "–", "0.2"]
+    ]
+    assert "fedvarp: the best rate, 1, lies at the edge of the grid" in text
+    assert "Try 0.01 too" in text
+    assert "mifa: the best rate" not in text
     (row,) = [line.split() for line in text.splitlines() if line.startswith("mifa  ")]
-    assert row == ["mifa", "0.35", "0.4*", "0.1"]
+    assert row == ["mifa", "0.35", "0.4*", "0.1", "–"]
     of_first = rates.text([str(tmp_path), "--seeds", "0"]).splitlines()
     assert [line.split() for line in of_first if line.startswith("mifa  ")] == [
-        ["mifa", "0.5*", "0.4", "0.1"]
+        ["mifa", "0.5*", "0.4", "0.1", "–"]
     ]
     (by_test,) = [
         line.split()
         for line in rates.text([str(tmp_path), "--select-on", "test"]).splitlines()
         if line.startswith("mifa  ")
     ]
-    assert by_test == ["mifa", "0.005", "0.05", "0.5*"]
+    assert by_test == ["mifa", "0.005", "0.05", "0.5*", "–"]
 
 
 @pytest.mark.parametrize("name", sizing.KINDS)

@@ -285,7 +285,7 @@ def sweep(
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     elif not quiet:
-        typer.echo(result.text())
+        typer.echo(f"{result.text()}\nEvery run's figure: {result.directory / 'sweep.json'}")
     for failure in result.failures:
         typer.echo(f"fedvarp: {failure}", err=True)
     if result.interrupted:

@@ -172,12 +172,12 @@ class SweepResult:
             client_lr: A rate of the grid.
 
         Returns:
-            One number for each seed; None unless all of them have finished.
+            One number for each seed; None unless there are some, and all have finished.
         """
         mine = [r for r in self.runs if (r.variant, r.client_lr) == (algorithm, client_lr)]
         found = [run.figure(self.metric) for run in mine if run.finished]
         complete = [figure for figure in found if figure is not None]
-        return complete if len(complete) == len(mine) else None
+        return complete if complete and len(complete) == len(mine) else None
 
     @property
     def learned_nothing(self) -> list[SweptRun]:
@@ -206,7 +206,7 @@ class SweepResult:
                 lr = pick(usable, key=usable.__getitem__)
                 seeds = self.figures(algorithm, lr) or []
                 std = statistics.stdev(seeds) if len(seeds) > 1 else None
-                best[algorithm] = Best(lr, usable[lr], std, self._beyond(lr))
+                best[algorithm] = Best(lr, usable[lr], std, self._beyond(algorithm, lr))
         return best
 
     @property
@@ -239,9 +239,9 @@ class SweepResult:
                 )
         return lines
 
-    def _beyond(self, lr: float) -> float | None:
+    def _beyond(self, algorithm: str, lr: float) -> float | None:
         """The next rate outside the grid, as far from `lr` as its neighbour inside."""
-        grid = sorted(self.client_lrs)
+        grid = sorted({run.client_lr for run in self.runs if run.variant == algorithm})
         if len(grid) == 1 or lr not in (grid[0], grid[-1]):
             return None
         neighbour = grid[1] if lr == grid[0] else grid[-2]
@@ -328,7 +328,7 @@ class SweepResult:
         left = sum(not run.finished for run in self.runs)
         if left:
             lines.append(f"{left} of {len(self.runs)} runs are not finished.")
-        return "\n".join([*lines, f"Every run's figure: {self.directory / 'sweep.json'}"])
+        return "\n".join(lines)
 
 
 def _finite(figure: float | None) -> float | None:
