@@ -297,6 +297,24 @@ def test_rates_are_chosen_by_the_mean_over_seeds_of_the_last_fifth(tmp_path: Pat
     assert by_test == ["mifa", "0.005", "0.05", "0.5*", "–"]
 
 
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (["--seeds", "7"], "no algorithm has runs of these seeds with more than one rate"),
+        (["--select-on", "valdation"], "invalid choice: 'valdation'"),
+        ([], "2 runs of mifa have the rate 0.1 and seed 0"),
+    ],
+)
+def test_rates_are_not_chosen_by_runs_that_do_not_tell(
+    told: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, lr in (("short", 0.1), ("long", 0.1), ("other", 1.0)):
+        write_run(tmp_path / name, [0.1, 0.2], algorithm="mifa", lr=lr, seed=0)
+    with pytest.raises(SystemExit):
+        rates.text([str(tmp_path), *told])
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", sizing.KINDS)
 def test_a_cell_of_the_sizes_is_measured_and_what_does_not_fit_is_not(name: str) -> None:
     kind = sizing.KINDS[name]

@@ -19,6 +19,7 @@ from benchmarks.rounds.contest import Turns
 from benchmarks.rounds.contestant import Entry
 from benchmarks.rounds.workloads import w1, w2
 from benchmarks.timing import show
+from fedvarp.simulation.cohorts_ahead import AHEAD
 
 TWO_OF_PFL: Final = "pfl-research, two processes"  # the fastest peer on W1
 FEDJAX: Final = "fedjax"  # and on W2
@@ -111,7 +112,7 @@ def main() -> None:
             w2(),
             (trainers.VECTORISED,),
             (trainers.PLAIN, FEDJAX),
-            Turns(given.starts, 5, given.turns, at_once=48),
+            Turns(given.starts, 5, given.turns, at_once=3 * AHEAD),
         ),
     ):
         if given.workload not in (None, workload.settings.name):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +20,8 @@ def text(arguments: Sequence[str]) -> str:
     """What the command prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", help="directories of runs, or files of compact ones")
-    parser.add_argument("--select-on", default="validation", help="as `fedvarp sweep`")
+    kinds = ["validation", "test", "train"]
+    parser.add_argument("--select-on", default=kinds[0], choices=kinds, help="as `fedvarp sweep`")
     parser.add_argument("--seeds", help="of the runs to choose by, with commas; all if left out")
     told = parser.parse_args(arguments)
     found, _ = read_runs(told.runs)
@@ -30,9 +31,23 @@ def text(arguments: Sequence[str]) -> str:
     for run in runs:
         tried[run.algorithm].add(run.client_lr)
     runs = [run for run in runs if len(tried[run.algorithm]) > 1]
+    if not runs:
+        parser.error("no algorithm has runs of these seeds with more than one rate")
+    _refuse_repeated(runs, parser)
     rates = sorted({run.client_lr for run in runs})
     result = SweepResult(Path(told.runs[0]), runs, rates, False, told.select_on)
     return f"{result.text()}\n"
+
+
+def _refuse_repeated(runs: Sequence[SweptRun], parser: argparse.ArgumentParser) -> None:
+    """Two runs with one rate and seed differ in something else, which must not be averaged over."""
+    counts = Counter((run.algorithm, run.client_lr, run.seed) for run in runs)
+    (algorithm, rate, seed), count = counts.most_common(1)[0]
+    if count > 1:
+        parser.error(
+            f"{count} runs of {algorithm} have the rate {rate:g} and seed {seed}; name the "
+            f"directories or files of those to choose by"
+        )
 
 
 def _swept(run: Run) -> SweptRun:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -29,9 +28,8 @@ from fedvarp import (
     RoundUpdates,
     simulate,
 )
+from fedvarp.simulation.cohorts_ahead import AHEAD
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
-
-_AT_ONCE: Final = 16
 
 
 @dataclass
@@ -80,7 +78,7 @@ def seconds_beside_training(
 
 def means(seconds: list[float]) -> list[float]:
     """Of sixteen rounds each, or of all: cohorts are drawn sixteen at once, which one pays for."""
-    size = min(_AT_ONCE, len(seconds))
+    size = min(AHEAD, len(seconds))
     starts = range(0, len(seconds) - size + 1, size)
     return [statistics.fmean(seconds[start : start + size]) for start in starts]
 

@@ -13,6 +13,7 @@ from benchmarks.rounds.contest import Turns, compete, contest_table
 from benchmarks.rounds.contestant import Entry
 from benchmarks.rounds.workload import AS_USUAL, Workload
 from benchmarks.rounds.workloads import w1, w2, w3
+from fedvarp.simulation.cohorts_ahead import AHEAD
 
 PLAIN, TWO_BARE = "plain loop, one thread", "two bare workers"
 BARE: Mapping[str, str] = {PLAIN: "plain", TWO_BARE: "two-workers"}
@@ -97,7 +98,7 @@ def measure() -> str:
         [PLAIN, SEQUENTIAL, VECTORISED],
         [PLAIN],
         {VECTORISED: "≤ 0.1"},
-        Turns(starts=3, warm_up=5, turns=7, at_once=48),
+        Turns(starts=3, warm_up=5, turns=7, at_once=3 * AHEAD),
     )
     third = contest(
         w3(),

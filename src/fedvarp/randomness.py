@@ -7,7 +7,7 @@ worker or eight, and resuming a run needs only the round number: there is no sta
 >>> again = [torch.rand(5, generator=stream(0, "augment", 3, 17)).tolist() for _ in range(2)]
 >>> again[0] == again[1]
 True
->>> shuffles(0, "batches", [(3, 17), (3, 4)], size=5, count=2).shape  # two of 0 ... 4 for each
+>>> shuffles(0, "batches", 3, [17, 4], size=5, count=2).shape  # two of 0 ... 4 for each client
 torch.Size([2, 2, 5])
 """
 
@@ -57,26 +57,27 @@ def stream(seed: int, purpose: str, *key: int) -> torch.Generator:
 
 
 def shuffles(
-    seed: int, purpose: str, keys: Sequence[tuple[int, int]], size: int, count: int
+    seed: int, purpose: str, round: int, clients: Sequence[int], size: int, count: int
 ) -> Tensor:
-    """Shuffles 0 ... size - 1 several times for each of some keys, in a few operations for all.
+    """Shuffles 0 ... size - 1 several times for each of some clients, in a few operations for all.
 
-    Every number is given a random word, and the words are sorted. The words of a key are its own
-    hash, so that its shuffles depend neither on what else is asked for nor on how many of them
-    are; equal arguments give equal shuffles.
+    Every number is given a random word, and the words are sorted. A client's words are the hash of
+    its own key, so that its shuffles depend neither on who else is asked for nor on how many of
+    them are; equal arguments give equal shuffles.
 
     Args:
         seed: The run's seed.
         purpose: What is drawn, for instance ``"batches"``.
-        keys: What it is drawn for: a round and a client each.
+        round: The round they are drawn for.
+        clients: The clients.
         size: How many numbers are shuffled.
-        count: How many shuffles each key has.
+        count: How many shuffles each client has.
 
     Returns:
-        (keys, count, size) int64.
+        (clients, count, size) int64.
     """
-    before = _name(seed, purpose)[:-1]  # of a key's own name
-    names = [f"{before}, {operator.index(t)}, {operator.index(i)}]" for t, i in keys]
+    before = _name(seed, purpose, round)[:-1]  # of a client's own name
+    names = [f"{before}, {operator.index(client)}]" for client in clients]
     hashed = [hashlib.shake_256(name.encode()).digest(8 * count * size) for name in names]
     words = np.frombuffer(b"".join(hashed), dtype="<u8").reshape(len(hashed), count, size)
     # A word ends in its own number: no two are equal, and sorting carries the numbers along.

@@ -69,6 +69,12 @@ def test_a_trainer_of_ones_own_can_be_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert trainer.closed  # by the run, which made it
 
 
+def test_what_is_no_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAINERS, "mine", lambda parts: object())
+    with pytest.raises(ValueError, match=r"'mine' is made into a object.* Derive it"):
+        run(trainer="mine")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ from fedvarp.clients import local_training
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, from_partition
+from fedvarp.data.federated_dataset import Gathered
+from fedvarp.errors import UnknownClientError
 from fedvarp.trainers import SequentialTrainer, VectorisedTrainer
 from fedvarp.trainers.cohort_plan import CohortPlans
 from small_federation import (
@@ -134,6 +136,24 @@ def rows(sizes: list[int], **about: Any) -> FederatedDataset:
     return from_partition(x, y, torch.split(torch.randperm(40, generator=draws), sizes), **about)
 
 
+class LooksAtThem(FederatedDataset):
+    """What it gathers may depend on when it is asked."""
+
+    def gathered(self, clients: Sequence[int]) -> Gathered | None:
+        return super().gathered(clients)
+
+
+class OneByOne(FederatedDataset):
+    """Has each client loaded, so that its own `client` is asked."""
+
+    def gathered(self, clients: Sequence[int]) -> Gathered | None:
+        return None
+
+
+def of_kind(kind: type[FederatedDataset], data: FederatedDataset) -> FederatedDataset:
+    return kind(**{part.name: getattr(data, part.name) for part in dataclasses.fields(data)})
+
+
 def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
     return x + torch.rand(x.shape, generator=generator)
 
@@ -147,8 +167,13 @@ def jitter(x: Tensor, generator: torch.Generator) -> Tensor:
         (rows([8] * 5, prepare=torch.sigmoid), False),  # may depend on when it is called
         (dataclasses.replace(rows([8] * 5), num_examples=None), False),
         (dataset(), False),  # loaded one by one
+        (of_kind(LooksAtThem, rows([8] * 5)), False),
+        (of_kind(OneByOne, rows([8] * 5)), False),
     ],
-    ids=["unequal", "alike", "augmented", "prepared", "of unknown sizes", "loaded"],
+    ids=[
+        *("unequal", "alike", "augmented", "prepared", "of unknown sizes", "loaded"),
+        *("gathered by a method of its own", "not gathered"),
+    ],
 )
 @pytest.mark.parametrize("sgd", SETTINGS[:3], ids=str)
 def test_rounds_that_are_foretold_read_the_same_batches(
@@ -189,6 +214,15 @@ def test_large_rounds_are_planned_when_they_are_due(sizes: list[int]) -> None:
     plans = CohortPlans(data, LocalSGD(lr=0.1, batch_size=1, epochs=1), seed=0)
     plans.foretell({t: [0, 1] for t in range(100)})
     assert (plans.of(3, [0, 1]) is plans.of(3, [0, 1])) == (sizes == [5, 5])
+
+
+def test_a_client_there_is_not_is_refused_when_its_round_is_due() -> None:
+    reference = plain(rows([8] * 5), perceptron(), SGD)
+    sent, trainer = broadcast_of(reference.model), vectorised(reference)
+    trainer.foretell({0: CLIENTS, 1: torch.tensor([0, 5])})
+    trainer.train(sent, CLIENTS, 0)
+    with pytest.raises(UnknownClientError, match="There is no client 5: this data set has 5"):
+        trainer.train(sent, torch.tensor([0, 5]), 1)
 
 
 def test_what_is_changed_in_the_examples_between_two_rounds_is_read() -> None:

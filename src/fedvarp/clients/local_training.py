@@ -258,12 +258,12 @@ def batches(
     Returns:
         The indices of each batch.
     """
-    (drawn,) = orders(local_sgd, num_examples, seed, [(round, client)]).to(device)
+    (drawn,) = orders(local_sgd, num_examples, seed, round, [client]).to(device)
     return torch.split(drawn, local_sgd.batch_sizes(num_examples))
 
 
 def orders(
-    local_sgd: LocalSGD, num_examples: int, seed: int, visits: Sequence[tuple[int, int]]
+    local_sgd: LocalSGD, num_examples: int, seed: int, round: int, clients: Sequence[int]
 ) -> Tensor:
     """Draws the examples of all batches, one batch after the other, of clients of one size.
 
@@ -271,14 +271,15 @@ def orders(
         local_sgd: The settings.
         num_examples: Of each client.
         seed: The run's seed.
-        visits: A round and a client each; what one of them draws does not depend on the others.
+        round: t.
+        clients: The clients; what one of them draws does not depend on the others.
 
     Returns:
-        (visits, examples in all batches) int64, their indices.
+        (clients, examples in all batches) int64, their indices.
     """
     total = sum(local_sgd.batch_sizes(num_examples))
     passes = -(-total // num_examples)
-    drawn = shuffles(seed, "batches", visits, num_examples, passes)
+    drawn = shuffles(seed, "batches", round, clients, num_examples, passes)
     return drawn.flatten(1)[:, :total]
 
 

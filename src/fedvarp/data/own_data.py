@@ -114,7 +114,7 @@ def from_partition(
     return FederatedDataset(
         load=_Rows(x, y, rows, prepare),
         num_clients=len(partition),
-        num_examples=rows.lengths,
+        num_examples=rows.lengths.clone(),
         test=test,
         **about,
     )
@@ -149,7 +149,7 @@ def from_indices(
     return FederatedDataset(
         load=_Items(dataset, items),
         num_clients=len(indices),
-        num_examples=items.lengths,
+        num_examples=items.lengths.clone(),
         test=test,
         **about,
     )

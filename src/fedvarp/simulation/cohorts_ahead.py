@@ -10,7 +10,9 @@ from fedvarp.clients.sampling import UniformSampler
 from fedvarp.simulation.checks import cohort_of
 from fedvarp.trainers.base import ClientTrainer
 
-_AHEAD: Final = 16  # rounds that are drawn at once
+AHEAD: Final = 16
+"""Rounds that are drawn at once."""
+
 _MOST_CLIENTS: Final = 4096  # in all of these: draws of large cohorts gain nothing
 
 
@@ -47,7 +49,7 @@ class CohortsAhead:
         if not self._are_known:
             return cohort_of(self.sampler, round, self.num_clients)
         if round not in self._drawn:
-            coming = range(round, min(round + _AHEAD, self.rounds))
+            coming = range(round, min(round + AHEAD, self.rounds))
             self._drawn = {t: cohort_of(self.sampler, t, self.num_clients) for t in coming}
             self.trainer.foretell({t: c.answering.clients for t, c in self._drawn.items()})
         return self._drawn[round]
@@ -59,5 +61,5 @@ class CohortsAhead:
             type(sampler) is UniformSampler
             and sampler.availability is None
             and isinstance(sampler.dropout, float | int)
-            and _AHEAD * sampler.clients_per_round <= _MOST_CLIENTS
+            and AHEAD * sampler.clients_per_round <= _MOST_CLIENTS
         )

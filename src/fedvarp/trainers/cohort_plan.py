@@ -6,7 +6,6 @@ in the processor's nearest caches, batches cost a third of what they cost betwee
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -75,22 +74,8 @@ class CohortPlans:
             cohorts: By round, who will be trained.
         """
         self._ahead = {}
-        visits = [(t, i) for t, clients in cohorts.items() for i in clients]
-        if not visits or not self._are_small([i for _, i in visits]):
-            return
-        gathered = self.dataset.gathered([i for _, i in visits])
-        assert gathered is not None  # else its rows would not be known
-        x, y, rows, lengths = gathered
-        orders, taken = self._orders(visits, lengths), Counter[int]()
-        begins, at = list(accumulate(lengths, initial=0)), 0
-        for t, clients in cohorts.items():
-            end = at + len(clients)
-            of_round = Gathered(x, y, rows[begins[at] : begins[end]], lengths[at:end])
-            own = Counter(of_round.lengths)
-            drawn = {n: orders[n][taken[n] : taken[n] + own[n]] for n in own}
-            if clients:
-                self._ahead[t] = self._planned(t, clients, of_round, drawn)
-            taken, at = taken + own, end
+        if self._are_small([i for clients in cohorts.values() for i in clients]):
+            self._ahead = {t: self.of(t, clients) for t, clients in cohorts.items() if clients}
 
     def of(self, round: int, clients: list[int]) -> CohortPlan:
         """Plans a round, unless that was done before.
@@ -106,24 +91,29 @@ class CohortPlans:
         if foretold is not None and foretold.clients == clients:
             return foretold
         gathered = _loaded(self.dataset, clients)
-        drawn = self._orders([(round, i) for i in clients], gathered.lengths)
-        return self._planned(round, clients, gathered, drawn)
+        return self._planned(round, clients, gathered, self._orders(round, clients, gathered))
 
     def _are_small(self, clients: list[int]) -> bool:
         """Whether rounds of these clients can be planned without a look at them, and are small."""
         sizes = self.dataset.num_examples
-        if sizes is None or not self.dataset.rows_are_known:
+        if sizes is None or not self.dataset.rows_are_known or not clients:
             return False
+        if max(clients) >= self.dataset.num_clients:
+            return False  # there is no such client, which is refused when its round is due
         num_examples: list[int] = sizes[torch.tensor(clients)].tolist()
         of_sizes = [self.sgd.batch_sizes(n) for n in set(num_examples)]
         places = len(clients) * max(map(len, of_sizes)) * max(map(max, of_sizes))
         return max(places, sum(num_examples)) <= _MOST_AHEAD
 
-    def _orders(self, visits: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Orders:
+    def _orders(self, round: int, clients: list[int], gathered: Gathered) -> Orders:
         """By their number of examples, what clients read: all of those with as many at once."""
-        own = {n: [v for v, m in zip(visits, lengths, strict=True) if m == n] for n in set(lengths)}
+        with_n: dict[int, list[int]] = {}
+        for client, n in zip(clients, gathered.lengths, strict=True):
+            with_n.setdefault(n, []).append(client)
         seed, sgd = self.seed, self.sgd
-        return {n: local_training.orders(sgd, n, seed, of_n).numpy() for n, of_n in own.items()}
+        return {
+            n: local_training.orders(sgd, n, seed, round, own).numpy() for n, own in with_n.items()
+        }
 
     def _planned(
         self, round: int, clients: list[int], gathered: Gathered, orders: Orders

@@ -72,7 +72,12 @@ def make_trainer(name: str, parts: TrainerParts) -> ClientTrainer:
     Raises:
         ValueError: There is no such trainer, or it cannot do what the parts ask for.
     """
-    trainer: ClientTrainer = TRAINERS.find(name)(parts)
+    trainer = TRAINERS.find(name)(parts)
+    if not isinstance(trainer, ClientTrainer):
+        raise InvalidError(
+            f"The trainer {name!r} is made into a {type(trainer).__name__}, which does not derive "
+            f"from fedvarp.trainers.ClientTrainer. Derive it: what is then left to write is train."
+        )
     return trainer
 
 
