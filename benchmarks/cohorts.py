@@ -7,14 +7,13 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks import ROOT
-from benchmarks.timing import table
+from benchmarks.timing import peak_mb, table
 from fedvarp import FlatModel, LocalSGD, RoundUpdates, Server, ServerSGD, stream
 from fedvarp.algorithms.registry import TableSettings, make_algorithm
 from fedvarp.clients import UniformSampler
@@ -64,17 +63,7 @@ def rounds(
             updates = None  # before the next ones are made
             seconds.append(time.perf_counter() - start)
             busy.append(time.process_time() - busy_at)
-    return {"seconds": min(seconds[1:]), "busy": min(busy[1:]), "peak_mb": _peak_mb()}
-
-
-def _peak_mb() -> float:
-    """Of this program; `getrusage` counts the process it was started from, if that was larger."""
-    (line,) = (
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM:")
-    )
-    return int(line.split()[1]) * 1.024e-3
+    return {"seconds": min(seconds[1:]), "busy": min(busy[1:]), "peak_mb": peak_mb()}
 
 
 def in_a_process(*arguments: str | int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -55,6 +56,19 @@ def with_spread(values: Sequence[float], digits: int, factor: float = 1.0) -> st
         return f"{scaled[0]:.{digits}f}"
     low, middle, high = statistics.quantiles(scaled, n=4, method="inclusive")
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def peak_mb() -> float:
+    """The most memory this program has had (Linux alone tells).
+
+    `getrusage` counts that of the process it was started from, if that was larger.
+    """
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
+    return int(line.split()[1]) * 1.024e-3
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import resource
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from benchmarks import ROOT
 from benchmarks.faults.bad_replies import BROKEN, PLAUSIBLE, SHAPES, Forger
 from benchmarks.server_app import inside_a_server_app
-from benchmarks.timing import show
+from benchmarks.timing import peak_mb, show
 from fedvarp import FedvarpError, flower
 from fedvarp.flower.identity import KnownClients
 
@@ -260,10 +259,9 @@ def main(arguments: Sequence[str]) -> int:
     began = time.monotonic()
     counts = campaign(given.count, given.seed)
     seconds = time.monotonic() - began
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     show(
         f"{counts.thrown.total():,} bad replies of {len(counts.thrown)} kinds "
-        f"({len(PLAUSIBLE)} of them plausible) in {seconds:.0f} s, {memory:.0f} MB at most\n"
+        f"({len(PLAUSIBLE)} of them plausible) in {seconds:.0f} s, {peak_mb():.0f} MB at most\n"
         f"exceptions that are not ours: {len(counts.foreign)}\n"
         f"runs ended: {len(counts.ended)}\n"
         f"broken replies used: {counts.used.total()} {dict(counts.used)}\n"

@@ -105,27 +105,27 @@ def contest_table(
         title: Of the table.
         results: Of `compete`.
         bases: Whom everybody is compared with; those who did not run are left out.
-        targets: What the ratios to the first of them are to reach, of some contestants.
+        targets: What the ratios to the first base are to reach, of some contestants.
     """
     usual = [statistics.median(r.seconds) for r in results.values() if r.missing is None]
     unit, factor, digits = ("s", 1.0, 3) if min(usual, default=1.0) > 0.1 else ("ms", 1e3, 2)
-    bases = [base for base in bases if base in results and results[base].missing is None]
+    told = [base for base in bases if base in results and results[base].missing is None]
     rows = []
     for name, result in results.items():
-        target = targets.get(name, "")
+        target = targets.get(name, "") if told[:1] == bases[:1] else ""
         if result.missing is not None:
-            rows.append([name, f"missing: {result.missing}", *[""] * len(bases), target, "", ""])
+            rows.append([name, f"missing: {result.missing}", *[""] * len(told), target, "", ""])
             continue
         rows.append(
             [
                 name,
                 with_spread(result.seconds, digits, factor),
-                *(with_spread(ratios(result, results[base]), 3) for base in bases),
+                *(with_spread(ratios(result, results[base]), 3) for base in told),
                 target,
                 with_spread(result.start_up, 1),
                 with_spread(result.peak_mb, 0),
             ]
         )
-    to_bases = [f"ratio to {base}" for base in bases]
+    to_bases = [f"ratio to {base}" for base in told]
     header = ["", f"round, {unit}", *to_bases, "target", "start-up, s", "peak PSS, MB"]
     return table(title, header, rows)

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -30,6 +29,7 @@ from fedvarp import (
 )
 from fedvarp.simulation.cohorts_ahead import AHEAD
 from fedvarp.trainers import ClientTrainer, SequentialTrainer
+from fedvarp.trainers.threads import torch_threads
 
 
 @dataclass
@@ -93,8 +93,7 @@ def row(
     committed: bool,
 ) -> list[str]:
     """One algorithm on one workload; two workers at their best would halve its training."""
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, torch_threads(1):
         out = Path(place) / "run" if committed else None
         of_rounds = seconds_beside_training(workload, algorithm, rounds, warm_up, out)
     training, beside = map(means, of_rounds)
