@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import ROOT
-from benchmarks.reproduction.page import PAGES, commands, renewed, run
+from benchmarks.reproduction.page import PAGES, commands, renewed, run, scripts
 
 from fedvarp.analysis import read_runs
 from fedvarp.experiments.files import load_settings
@@ -97,7 +97,8 @@ def test_every_figure_and_every_run_is_used() -> None:
     plots = commands(EVERYTHING, "plot")
     drawn = {file for typed in plots for file in values_of("--out", typed.words)}
     assert len(drawn) >= 6
-    named = [word for typed in plots + commands(EVERYTHING, "compare") for word in typed.words]
+    shown = plots + commands(EVERYTHING, "compare") + scripts(EVERYTHING)
+    named = [word for typed in shown for word in typed.all_words]
     kept = {str(file) for file in Path("reproduction").rglob("*.*")}
     assert kept
     assert kept - set(named) == {str(RESNET)}  # whose table is checked above

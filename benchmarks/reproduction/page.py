@@ -52,8 +52,12 @@ class Typed:
 
 def commands(page: str, name: str) -> list[Typed]:
     """Every `fedvarp NAME …` on the page."""
-    found = [typed for block in _BLOCK.findall(page) for typed in _typed(block)]
-    return [typed for typed in found if typed.words[:1] == [name]]
+    return [typed for typed in _all(page) if typed.words[:1] == [name]]
+
+
+def scripts(page: str) -> list[Typed]:
+    """Every `python -m benchmarks.reproduction.…` on the page."""
+    return [typed for typed in _all(page) if _script(typed)]
 
 
 def run(words: Sequence[str]) -> str:
@@ -74,9 +78,20 @@ def renewed(page: str) -> str:
 
 
 def _output_today(typed: Typed) -> str:
-    if typed.all_words[:2] == ["python", "-m"] and typed.all_words[2] in _OTHERS:
-        return _OTHERS[typed.all_words[2]](typed.all_words[3:])
+    if script := _script(typed):
+        return _OTHERS[script](typed.all_words[3:])
     return run(typed.words) if typed.words[:1] == ["compare"] else typed.output
+
+
+def _script(typed: Typed) -> str | None:
+    match typed.all_words:
+        case ["python", "-m", name, *_] if name in _OTHERS:
+            return name
+    return None
+
+
+def _all(page: str) -> list[Typed]:
+    return [typed for block in _BLOCK.findall(page) for typed in _typed(block)]
 
 
 def _typed(block: str) -> list[Typed]:
