@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, cross_entropy, max_pool2d, pad, relu
+from torch.nn.functional import conv2d, cross_entropy, max_pool2d, pad, relu, unfold
 
 from benchmarks.timing import interleaved, table
 from fedvarp import stream
@@ -45,6 +46,18 @@ def padded_inputs(channels: int) -> Callable[[LeNet5, Tensor], Tensor]:
         return logits
 
     return forward
+
+
+def as_products(net: LeNet5, x: Tensor) -> Tensor:
+    """The forward pass with each convolution as one matrix product over unfolded images."""
+    for layer in (net.conv1, net.conv2):
+        columns = unfold(x, 5)  # (n, channels * 25, height * width)
+        x = layer.weight.flatten(1) @ columns + layer.bias.unsqueeze(1)  # type: ignore[union-attr]
+        side = math.isqrt(columns.shape[2])
+        x = relu(max_pool2d(x.unflatten(2, (side, side)), 2))
+    x = relu(net.fc1(x.flatten(1)))
+    logits: Tensor = net.fc3(relu(net.fc2(x)))
+    return logits
 
 
 def measure(repeats: int = 60) -> str:
@@ -84,6 +97,7 @@ def _ways(repeats: int) -> str:
             "images padded to 8 channels": step(padded_inputs(8)),
             "channels first": step(inputs=images),
             "without oneDNN": without_onednn,
+            "convolutions as one matrix product each": step(as_products, images),
             "the last batch, of 8 images": step(inputs=x[:8]),
         },
         repeats,
@@ -96,7 +110,7 @@ def _ways(repeats: int) -> str:
 
 
 def _parts(repeats: int) -> str:
-    """The convolutions of a step, with what a matrix product of this machine reaches."""
+    """The costly parts of a step, with what a matrix product of this machine reaches."""
     draw = stream(0, "layers")
     runs: dict[str, Callable[[], object]] = {}
     operations: dict[str, int] = {}
@@ -115,15 +129,22 @@ def _parts(repeats: int) -> str:
             )
         count = 2 * above.numel() * inputs * 25  # a product and a sum for each weight it meets
         operations |= {part: count for part in runs if part.startswith(name)}
+        pooled, where = max_pool2d(above, 2, return_indices=True)
+        runs[f"pooling after {name}, forwards"] = partial(max_pool2d, above, 2, return_indices=True)
+        runs[f"pooling after {name}, backwards"] = partial(_pool_backward, pooled, above, where)
     square = torch.randn(512, 512, generator=draw)
     runs["a matrix product, 512 x 512"] = partial(torch.mm, square, square)
     operations["a matrix product, 512 x 512"] = 2 * 512**3
     seconds = interleaved(runs, repeats, clock=time.thread_time)
     rows = [
-        [name, f"{s * 1e3:.2f} ms", f"{operations[name] / s / 1e9:.0f}"]
+        [
+            name,
+            f"{s * 1e3:.2f} ms",
+            f"{operations[name] / s / 1e9:.0f}" if name in operations else "",
+        ]
         for name, s in seconds.items()
     ]
-    title = f"Convolutions of that step, {BATCH} images, one thread"
+    title = f"Convolutions and pooling of that step, {BATCH} images, one thread"
     return table(title, ["", "processor time", "billion operations a second"], rows)
 
 
@@ -131,4 +152,10 @@ def _backward(gradient: Tensor, x: Tensor, weight: Tensor, of: list[bool]) -> ob
     strides, nothing = [1, 1], [0, 0]
     return torch.ops.aten.convolution_backward(
         gradient, x, weight, [len(weight)], strides, nothing, [1, 1], False, nothing, 1, of
+    )
+
+
+def _pool_backward(gradient: Tensor, x: Tensor, where: Tensor) -> object:
+    return torch.ops.aten.max_pool2d_with_indices_backward(
+        gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where
     )

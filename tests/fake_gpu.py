@@ -107,6 +107,8 @@ class GpuTensor(Tensor):
     ) -> Any:
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             args[0].held = args[1].held
+        if func is Tensor.untyped_storage:  # which the views of a tensor have in common
+            return args[0].held.untyped_storage()
         if func is Tensor.tolist:  # torch has no way to do this for a class of its own
             WAITS["tolist"] += 1
             return args[0].held.tolist()

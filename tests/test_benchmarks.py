@@ -379,6 +379,7 @@ def test_a_local_step_is_the_same_in_every_way_to_take_it() -> None:
         local_step.six_channels,
         local_step.padded_inputs(4),
         local_step.padded_inputs(8),
+        local_step.as_products,
     ):
         assert torch.allclose(forward(net, x), net(x), atol=1e-5)
     assert "without oneDNN" in local_step.measure(repeats=1)

@@ -85,6 +85,17 @@ def test_several_clients_of_a_partition_at_once(
     assert from_tensors([(x, y)]).gathered([0]) is None
 
 
+def test_what_is_written_to_the_numbers_of_examples_moves_no_client() -> None:
+    rows = [torch.tensor([0, 1, 2]), torch.tensor([3, 4])]
+    for data in (
+        from_partition(torch.arange(5.0), torch.arange(5), rows),
+        from_indices(TensorDataset(torch.arange(5.0), torch.arange(5)), rows),
+    ):
+        assert data.num_examples is not None
+        data.num_examples.fill_(1)
+        assert data.client(0)[1].tolist() == [0, 1, 2]
+
+
 def test_partition_of_another_data_set_is_refused() -> None:
     x, y = torch.zeros(6, 2), torch.zeros(6)
     with pytest.raises(ValueError, match=r"Client 1 is given example 6, .* numbered 0 to 5"):

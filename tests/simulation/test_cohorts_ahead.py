@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvarp import Broadcast, RoundUpdates
+from fedvarp import Broadcast, RoundUpdates, stream
 from fedvarp.clients import Cohort, UniformSampler, WeightedSampler
 from fedvarp.clients.cohorts import ClientSampler
 from fedvarp.data import from_partition
 from fedvarp.simulation.cohorts_ahead import CohortsAhead
-from fedvarp.trainers import ClientTrainer
+from fedvarp.trainers import ClientTrainer, VectorisedTrainer
 from small_federation import bits, run
 
 
@@ -87,9 +87,21 @@ def test_others_are_asked_for_a_round_when_it_is_due(
     assert not trainer.told
 
 
-def test_a_run_is_the_same_round_by_round_or_sixteen_at_once() -> None:
-    x, y = torch.randn(50, 4), torch.arange(50) % 3
+def test_a_run_is_the_same_round_by_round_or_sixteen_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[list[int]] = []
+    foretell = VectorisedTrainer.foretell
+
+    def noted(self: VectorisedTrainer, cohorts: Mapping[int, Tensor]) -> None:
+        told.append(list(cohorts))
+        foretell(self, cohorts)
+
+    monkeypatch.setattr(VectorisedTrainer, "foretell", noted)
+    x, y = torch.randn(50, 4, generator=stream(0, "examples")), torch.arange(50) % 3
     data = from_partition(x, y, torch.split(torch.arange(50), 10), num_classes=3)
     ahead = run(data, trainer="vectorised", rounds=20)
+    assert told == [list(range(16)), list(range(16, 20))]
     one_by_one = run(data, trainer="vectorised", rounds=20, sampler=Somebodys(5, 3, seed=0))
+    assert len(told) == 2
     assert bits(ahead) == bits(one_by_one)

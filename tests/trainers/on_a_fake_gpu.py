@@ -15,7 +15,7 @@ from fake_gpu import GPU, MODULE, WAITS, GpuTensor, register
 from fedvarp import Broadcast, Evaluation, FlatModel, LocalSGD, Recording, SimulationResult
 from fedvarp.algorithms import ALGORITHMS
 from fedvarp.clients.importance_sampling import ImportanceSampler
-from fedvarp.data import FederatedDataset
+from fedvarp.data import FederatedDataset, from_partition
 from fedvarp.data.augment import RandomCropAndFlip
 from fedvarp.models import LeNet5, initialised
 from fedvarp.randomness import stream
@@ -23,6 +23,7 @@ from fedvarp.server.names import SERVER_OPTIMIZERS
 from fedvarp.tables import Table
 from fedvarp.tables.settings import CodecName
 from fedvarp.trainers import Trainer, VectorisedTrainer
+from fedvarp.trainers.replay import _Recording
 from fedvarp.trainers.sequential import SequentialTrainer
 from simulating import simulate
 
@@ -194,6 +195,37 @@ def test_vectorised_images() -> None:
     same_on_both(
         exact=False, name="vectorised", dataset=images, model=initialised(lambda: LeNet5(3), 0)
     )
+
+
+@pytest.mark.parametrize(("sizes", "replays"), [([8] * 6, 1), (SIZES, 2)])
+def test_what_is_recorded_there_is_replayed(
+    sizes: list[int], replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of clients that are alike is one replay; else each of its steps is one."""
+    replayed: list[object] = []
+    once = _Recording.replayed
+
+    def counted(self: _Recording, inputs: Any) -> Any:
+        replayed.append(inputs)
+        return once(self, inputs)
+
+    monkeypatch.setattr(_Recording, "replayed", counted)
+    draw = stream(0, "examples")
+    x, y = torch.randn(sum(sizes), 5, generator=draw), torch.arange(sum(sizes)) % 3
+    clients = from_partition(x, y, torch.split(torch.arange(len(x)), sizes), num_classes=3)
+    who, sgd = torch.tensor([0, 2, 4]), LocalSGD(lr=0.1, batch_size=4, steps=2)
+    here, there = (
+        VectorisedTrainer(clients, FlatModel(perceptron().to(device)), cross_entropy, sgd, seed=0)
+        for device in ("cpu", GPU)
+    )
+    there.foretell(dict.fromkeys(range(10), who))
+    for t in range(10):
+        expected = here.train(Broadcast(t, who, here.model.vector(), None), who, t)
+        replayed.clear()
+        found = there.train(Broadcast(t, who, there.model.vector(), None), who, t)
+        assert isinstance(found.deltas, GpuTensor)
+        torch.testing.assert_close(found.deltas.held, expected.deltas, rtol=1e-4, atol=1e-6)
+    assert len(replayed) == replays
 
 
 def test_layers_draw_from_the_devices_generator_and_give_it_back() -> None:

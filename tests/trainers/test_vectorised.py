@@ -16,7 +16,7 @@ from fedvarp.clients import local_training
 from fedvarp.clients.local_training import Loss
 from fedvarp.clients.schedules import Exponential
 from fedvarp.data import FederatedDataset, from_partition
-from fedvarp.data.federated_dataset import Gathered
+from fedvarp.data.federated_dataset import Examples, Gathered
 from fedvarp.errors import UnknownClientError
 from fedvarp.trainers import SequentialTrainer, VectorisedTrainer
 from fedvarp.trainers.cohort_plan import CohortPlans
@@ -150,6 +150,28 @@ class OneByOne(FederatedDataset):
         return None
 
 
+class Doubled(FederatedDataset):
+    """Changes what it has loaded."""
+
+    def client(self, i: int) -> Examples:
+        x, y = super().client(i)
+        return 2 * x, y
+
+
+class Passing:
+    """Changes what another loads, and passes on whatever else it is asked for."""
+
+    def __init__(self, load: Callable[[int], Examples]) -> None:
+        self._load = load
+
+    def __call__(self, i: int) -> Examples:
+        x, y = self._load(i)
+        return 2 * x, y
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._load, name)
+
+
 def of_kind(kind: type[FederatedDataset], data: FederatedDataset) -> FederatedDataset:
     return kind(**{part.name: getattr(data, part.name) for part in dataclasses.fields(data)})
 
@@ -235,6 +257,22 @@ def test_what_is_changed_in_the_examples_between_two_rounds_is_read() -> None:
         x.mul_(2)
         expected = reference.train(sent, CLIENTS, t)
         assert_same_updates(trainer.train(sent, CLIENTS, t), expected, exact=False)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        of_kind(Doubled, rows([4, 17, 8, 8, 3])),
+        dataclasses.replace(rows([8] * 5), load=Passing(rows([8] * 5).load)),
+    ],
+    ids=["client", "load"],
+)
+def test_somebodys_own_way_to_load_a_client_is_asked(data: FederatedDataset) -> None:
+    reference = plain(data, perceptron(), SGD)
+    sent, trainer = broadcast_of(reference.model), vectorised(reference)
+    trainer.foretell({0: CLIENTS})
+    expected = reference.train(sent, CLIENTS, 0)
+    assert_same_updates(trainer.train(sent, CLIENTS, 0), expected, exact=False)
 
 
 def test_nobody_answers() -> None:

@@ -142,26 +142,31 @@ class FederatedDataset:
 
         Returns:
             Where their examples are; None where clients are loaded one by one: where `load` has no
-            method `gathered` of its own.
+            method `gathered` of its own, or a subclass has a `client` of its own.
 
         Raises:
             IndexError: There is no such client.
             DataError: x and y do not belong together.
         """
-        several = getattr(self.load, "gathered", None)
-        if several is None:
+        if not self._gathers:
             return None
         for i in (min(clients), max(clients)):
             if not 0 <= i < self.num_clients:
                 raise UnknownClientError(f"There is no client {i}: {self._known}")
-        x, y, rows, lengths = several(clients)
+        x, y, rows, lengths = self.load.gathered(clients)  # type: ignore[attr-defined]
         return Gathered(*_as_examples((x, y), "A cohort"), rows, lengths)
 
     @property
     def rows_are_known(self) -> bool:
         """Whether clients are rows of tensors as they lie: `gathered` then looks at none."""
-        own = type(self).gathered is not FederatedDataset.gathered  # a subclass may look at them
-        return not own and bool(getattr(self.load, "rows_are_known", False))
+        inherited = type(self).gathered is FederatedDataset.gathered  # another may look at them
+        return inherited and self._gathers and getattr(self.load, "rows_are_known", False)
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether `load` finds several clients, and nobody else's code stands between."""
+        inherited = type(self).client is FederatedDataset.client  # another may change the examples
+        return inherited and hasattr(type(self.load), "gathered")  # and so may one that wraps it
 
     @property
     def _known(self) -> str:

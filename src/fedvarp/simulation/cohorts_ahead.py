@@ -13,7 +13,7 @@ from fedvarp.trainers.base import ClientTrainer
 AHEAD: Final = 16
 """Rounds that are drawn at once."""
 
-_MOST_CLIENTS: Final = 4096  # in all of these: draws of large cohorts gain nothing
+_MOST_CLIENTS: Final = 4096  # in all of these; larger cohorts are drawn when they are due
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate, zip_longest
 from typing import Final
 
@@ -27,9 +26,6 @@ PADDING: Final = -1
 
 _SMALL: Final = 2**24  # bytes of inputs that are copied once for each time they are read
 _MOST_AHEAD: Final = 2**18  # places in the batches of rounds ahead; more is time better spent later
-
-Orders = Mapping[int, NDArray[np.int64]]
-"""By n: (clients with n examples, examples in all batches), what they read, batch after batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,42 +86,14 @@ class CohortPlans:
         foretold = self._ahead.get(round)
         if foretold is not None and foretold.clients == clients:
             return foretold
-        gathered = _loaded(self.dataset, clients)
-        return self._planned(round, clients, gathered, self._orders(round, clients, gathered))
-
-    def _are_small(self, clients: list[int]) -> bool:
-        """Whether rounds of these clients can be planned without a look at them, and are small."""
-        sizes = self.dataset.num_examples
-        if sizes is None or not self.dataset.rows_are_known or not clients:
-            return False
-        if max(clients) >= self.dataset.num_clients:
-            return False  # there is no such client, which is refused when its round is due
-        num_examples: list[int] = sizes[torch.tensor(clients)].tolist()
-        of_sizes = [self.sgd.batch_sizes(n) for n in set(num_examples)]
-        places = len(clients) * max(map(len, of_sizes)) * max(map(max, of_sizes))
-        return max(places, sum(num_examples)) <= _MOST_AHEAD
-
-    def _orders(self, round: int, clients: list[int], gathered: Gathered) -> Orders:
-        """By their number of examples, what clients read: all of those with as many at once."""
-        with_n: dict[int, list[int]] = {}
-        for client, n in zip(clients, gathered.lengths, strict=True):
-            with_n.setdefault(n, []).append(client)
-        seed, sgd = self.seed, self.sgd
-        return {
-            n: local_training.orders(sgd, n, seed, round, own).numpy() for n, own in with_n.items()
-        }
-
-    def _planned(
-        self, round: int, clients: list[int], gathered: Gathered, orders: Orders
-    ) -> CohortPlan:
-        x, y, rows, lengths = gathered
-        sizes = {n: tuple(self.sgd.batch_sizes(n)) for n in orders}
+        x, y, rows, lengths = _loaded(self.dataset, clients)
+        sizes = {n: tuple(self.sgd.batch_sizes(n)) for n in set(lengths)}
         order, ordered, num_examples = list(range(len(clients))), clients, lengths
         if len(sizes) > 1:
             order.sort(key=lambda m: -len(sizes[lengths[m]]))
             ordered, num_examples = [clients[m] for m in order], [lengths[m] for m in order]
         first = list(accumulate(lengths, initial=0))
-        drawn = _batches(orders, sizes, num_examples, [first[m] for m in order])
+        drawn = self._batches(round, ordered, num_examples, sizes, [first[m] for m in order])
         alike = len({size for of_size in sizes.values() for size in of_size}) == len(sizes) == 1
         # One gather for all steps, where that copies little or nothing.
         in_order = alike and (drawn.numel() <= len(rows) or drawn.numel() * x[0].nbytes <= _SMALL)
@@ -143,6 +111,46 @@ class CohortPlans:
             sizes=_by_step([sizes[n] for n in num_examples], alike=len(sizes) == 1),
         )
 
+    def _are_small(self, clients: list[int]) -> bool:
+        """Whether rounds of these clients can be planned without a look at them, and are small."""
+        sizes = self.dataset.num_examples
+        if sizes is None or not self.dataset.rows_are_known or not clients:
+            return False
+        if not 0 <= min(clients) <= max(clients) < self.dataset.num_clients:
+            return False  # there is no such client, which is refused when its round is due
+        num_examples: list[int] = sizes[torch.tensor(clients)].tolist()
+        if sum(num_examples) > _MOST_AHEAD:
+            return False
+        of_sizes = [self.sgd.batch_sizes(n) for n in set(num_examples)]
+        return len(clients) * max(map(len, of_sizes)) * max(map(max, of_sizes)) <= _MOST_AHEAD
+
+    def _batches(
+        self,
+        round: int,
+        clients: Sequence[int],
+        num_examples: Sequence[int],
+        sizes: Mapping[int, tuple[int, ...]],
+        first: Sequence[int],
+    ) -> Tensor:
+        """(steps, M, batch size), what is read, or PADDING; a client's own begin at `first`."""
+        widest, most_steps = (max(map(of, sizes.values())) for of in (max, len))
+        # NumPy reads the same memory: on a handful of numbers its operations take a fifth of
+        # torch's.
+        begins, places = np.array(first)[:, None], np.empty(0, dtype=np.int64)
+        for n, of_size in sizes.items():  # which is all of them at once where clients are alike
+            own = [m for m, length in enumerate(num_examples) if length == n]
+            with_n = [clients[m] for m in own]
+            drawn = local_training.orders(self.sgd, n, self.seed, round, with_n).numpy()
+            drawn = drawn + begins[own]
+            if drawn.size == len(clients) * most_steps * widest:  # all of them, without padding
+                places = drawn
+                break
+            if not places.size:
+                places = np.full((len(clients), most_steps * widest), PADDING)
+            places[np.array(own)[:, None], _places(of_size, widest)] = drawn
+        by_step = places.reshape(len(clients), most_steps, widest).swapaxes(0, 1)
+        return torch.from_numpy(np.ascontiguousarray(by_step))
+
 
 def _by_step(of_clients: Sequence[tuple[int, ...]], alike: bool) -> list[list[int]]:
     """Of each step: the sizes of the batches of those who take it."""
@@ -151,36 +159,9 @@ def _by_step(of_clients: Sequence[tuple[int, ...]], alike: bool) -> list[list[in
     return [[size for size in of_step if size] for of_step in zip_longest(*of_clients)]
 
 
-def _batches(
-    orders: Orders,
-    sizes: Mapping[int, tuple[int, ...]],
-    num_examples: Sequence[int],
-    first: Sequence[int],
-) -> Tensor:
-    """(steps, M, batch size): what is read when, or PADDING; a client's own begin at `first`."""
-    widest, most_steps = (max(map(of, sizes.values())) for of in (max, len))
-    # NumPy reads the same memory: on a handful of numbers its operations take a fifth of torch's.
-    begins, places = np.array(first)[:, None], np.empty(0, dtype=np.int64)
-    for n, of_size in sizes.items():  # which is all of them at once where clients are alike
-        own = [m for m, length in enumerate(num_examples) if length == n]
-        drawn = orders[n] + begins[own]
-        if drawn.size == len(num_examples) * most_steps * widest:  # all of them, without padding
-            places = drawn
-            break
-        if not places.size:
-            places = np.full((len(num_examples), most_steps * widest), PADDING)
-        places[np.array(own)[:, None], _places(of_size, widest)] = drawn
-    by_step = places.reshape(len(num_examples), most_steps, widest).swapaxes(0, 1)
-    return torch.from_numpy(np.ascontiguousarray(by_step))
-
-
-@lru_cache(maxsize=1024)
 def _places(sizes: tuple[int, ...], widest: int) -> NDArray[np.int64]:
     """Where the examples of a client's batches stand in its padded (steps, widest) rows."""
-    steps = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.concatenate([np.arange(size) for size in sizes])
-    places: NDArray[np.int64] = steps * widest + within
-    return places
+    return np.flatnonzero(np.arange(widest) < np.array(sizes)[:, None])
 
 
 def _loaded(dataset: FederatedDataset, clients: list[int]) -> Gathered:
