@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.timing import interleaved, table
+from benchmarks.timing import beside_the_first, interleaved, table
 from fedvarp import (
     Broadcast,
     Checkpoint,
@@ -70,10 +70,10 @@ def each_round(repeats: int = 300) -> str:
         seconds = interleaved(candidates, repeats)
         for one in opened:
             one.close()
-    least = seconds["no checkpoint"]
+    least = statistics.median(seconds["no checkpoint"])
     rows = [
-        [name, f"{s * 1e3:.2f} ms", f"{(s - least) * 1e3:.2f} ms", f"{s / least:.1f}"]
-        for name, s in seconds.items()
+        [*row[:2], f"{(statistics.median(s) - least) * 1e3:.2f} ms", row[2]]
+        for row, s in zip(beside_the_first(seconds, 2), seconds.values(), strict=True)
     ]
     return table(
         f"A round with its commit, d = {DIM:,}, M = {COHORT}, N = {CLIENTS}",

@@ -12,7 +12,7 @@ import torch
 from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.server_app import inside_a_server_app
-from benchmarks.timing import interleaved, table
+from benchmarks.timing import beside_the_first, interleaved, table
 from fedvarp import flower
 
 ROUNDS = 20
@@ -41,9 +41,8 @@ def measure(repeats: int = 5) -> str:
     seconds = interleaved(
         {n: rounds_of(s) for n, s in strategies.items()}, repeats, 1, time.process_time
     )
-    baseline = seconds["Flower's FedAvg"]
     return table(
         f"A whole round of a small Flower app, {apps.NUM_CLIENTS} clients in one process",
         ["strategy", "round, processor time", "ratio to Flower's FedAvg"],
-        [[n, f"{s / ROUNDS * 1e3:.0f} ms", f"{s / baseline:.2f}"] for n, s in seconds.items()],
+        beside_the_first(seconds, 0, ROUNDS),
     )

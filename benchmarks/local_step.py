@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -12,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, max_pool2d, pad, relu, unfold
 
-from benchmarks.timing import interleaved, table
+from benchmarks.timing import beside_the_first, interleaved, table, with_spread
 from fedvarp import stream
 from fedvarp.models import LeNet5, initialised
 from fedvarp.system.processes import keep_freed_memory
 from fedvarp.trainers.threads import torch_threads
 
 BATCH = 64
-AS_IT_IS = "as it is"
 _LAST = torch.channels_last
 
 
@@ -91,7 +91,7 @@ def _ways(repeats: int) -> str:
 
     seconds = interleaved(
         {
-            AS_IT_IS: step(),
+            "as it is": step(),
             "conv1's six channels, not eight": step(six_channels),
             "images padded to 4 channels": step(padded_inputs(4)),
             "images padded to 8 channels": step(padded_inputs(8)),
@@ -103,10 +103,9 @@ def _ways(repeats: int) -> str:
         repeats,
         clock=time.thread_time,
     )
-    least = seconds[AS_IT_IS]
-    rows = [[name, f"{s * 1e3:.1f} ms", f"{s / least:.2f}"] for name, s in seconds.items()]
     title = f"Loss and gradient of {BATCH} images, LeNet-5, one thread"
-    return table(title, ["", "step, processor time", "ratio to the first"], rows)
+    header = ["", "step, processor time", "ratio to the first"]
+    return table(title, header, beside_the_first(seconds, 1))
 
 
 def _parts(repeats: int) -> str:
@@ -136,14 +135,11 @@ def _parts(repeats: int) -> str:
     runs["a matrix product, 512 x 512"] = partial(torch.mm, square, square)
     operations["a matrix product, 512 x 512"] = 2 * 512**3
     seconds = interleaved(runs, repeats, clock=time.thread_time)
-    rows = [
-        [
-            name,
-            f"{s * 1e3:.2f} ms",
-            f"{operations[name] / s / 1e9:.0f}" if name in operations else "",
-        ]
-        for name, s in seconds.items()
-    ]
+    rows = []
+    for name, each in seconds.items():
+        rates = [operations[name] / s / 1e9 for s in each if name in operations]
+        milliseconds = f"{statistics.median(each) * 1e3:.2f} ms"
+        rows.append([name, milliseconds, with_spread(rates, 0) if rates else ""])
     title = f"Convolutions and pooling of that step, {BATCH} images, one thread"
     return table(title, ["", "processor time", "billion operations a second"], rows)
 

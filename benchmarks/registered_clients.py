@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import interleaved, table
+from benchmarks.timing import beside_the_first, interleaved, table
 from fedvarp import FedVARP, MemoryTable, RoundUpdates, Server, ServerSGD, stream
 
 DIM, COHORT = 62_006, 5
@@ -39,12 +39,10 @@ def a_round(num_clients: int) -> Callable[[], None]:
 
 def measure(repeats: int = 400) -> str:
     seconds = interleaved({f"{n:,}": a_round(n) for n in SIZES}, repeats)
-    least = seconds[f"{SIZES[0]:,}"]
-    rows = [[name, f"{s * 1e3:.2f} ms", f"{s / least:.2f}"] for name, s in seconds.items()]
     by_clients = table(
         f"Server time per round, d = {DIM:,}, M = {COHORT}, 100 clients ever seen",
         ["registered clients", "round", "ratio to the first"],
-        rows,
+        beside_the_first(seconds, 2),
     )
 
     with multiprocessing.get_context("spawn").Pool(1) as fresh_process:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
-from benchmarks.timing import interleaved, streaming, table
+from benchmarks.timing import (
+    beside_the_first,
+    interleaved,
+    ratios,
+    streaming,
+    table,
+    with_spread,
+)
 from fedvarp import (
     Aggregator,
     FedAvg,
@@ -59,16 +67,18 @@ def measure(repeats: int = 15) -> str:
             },
             repeats,
         )
+        limit, ours = (statistics.median(seconds[name]) for name in ("limit", "measured"))
+        beside = {name: ratios(each, seconds["limit"]) for name, each in seconds.items()}
         rows.append(
             [
                 str(threads),
                 f"{must_move / 1e6:.0f} MB",
-                f"{must_move / seconds['limit'] / 1e9:.1f} GB/s",
-                f"{seconds['limit'] * 1e3:.0f} ms",
-                f"{seconds['measured'] * 1e3:.0f} ms",
-                f"**{seconds['measured'] / seconds['limit']:.2f}**",
-                f"{seconds['unmeasured'] / seconds['limit']:.2f}",
-                f"{seconds['plain'] / seconds['limit']:.1f}",
+                f"{must_move / limit / 1e9:.1f} GB/s",
+                f"{limit * 1e3:.0f} ms",
+                f"{ours * 1e3:.0f} ms",
+                with_spread(beside["measured"], 2),
+                with_spread(beside["unmeasured"], 2),
+                with_spread(beside["plain"], 1),
             ]
         )
     header = [
@@ -107,12 +117,12 @@ def small(rounds: int = 300) -> str:
 
     seconds = interleaved(
         {
-            "FedVARP": receiving(FedVARP(MemoryTable(num_clients, dim))),
             "FedAvg": receiving(FedAvg()),
+            "FedVARP": receiving(FedVARP(MemoryTable(num_clients, dim))),
         },
         rounds,
         clock=time.thread_time,
     )
-    found = [[name, f"{s * 1e3:.2f} ms"] for name, s in seconds.items()]
     title = f"The server's part of a round of W2, d = {dim}, M = {cohort}, N = {num_clients:,}"
-    return table(title, ["", "`receive`, processor time"], found)
+    header = ["", "`receive`, processor time", "ratio to FedAvg's"]
+    return table(title, header, beside_the_first(seconds, 2))

@@ -17,8 +17,8 @@ def interleaved(
     repeats: int,
     warm_up: int = 2,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Median seconds of each candidate, all of them timed in turn in every repeat."""
+) -> dict[str, list[float]]:
+    """Seconds of each candidate, all of them timed in turn in every repeat."""
     for _ in range(warm_up):
         for run in candidates.values():
             run()
@@ -28,7 +28,33 @@ def interleaved(
             start = clock()
             run()
             seconds[name].append(clock() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return seconds
+
+
+def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Turn by turn, so that what slows the machine for a while slows both."""
+    return [a / b for a, b in zip(seconds, base, strict=True)]
+
+
+def beside_the_first(
+    seconds: Mapping[str, Sequence[float]], digits: int, per: int = 1
+) -> list[list[str]]:
+    """A row for each candidate: its name, its median in milliseconds, its ratios to the first.
+
+    Args:
+        seconds: Of each candidate, turn by turn.
+        digits: Of the milliseconds.
+        per: How many things were timed at once.
+    """
+    base = next(iter(seconds.values()))
+    return [
+        [
+            name,
+            f"{statistics.median(each) / per * 1e3:.{digits}f} ms",
+            with_spread(ratios(each, base), 2),
+        ]
+        for name, each in seconds.items()
+    ]
 
 
 def streaming(num_bytes: int) -> Callable[[], object]:

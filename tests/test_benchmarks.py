@@ -27,12 +27,12 @@ from benchmarks.peers import environments
 from benchmarks.peers.__main__ import PEERS, entries, installed
 from benchmarks.reproduction import rates, steadiness
 from benchmarks.rounds import overhead, trainers, workloads
-from benchmarks.rounds.contest import Result, Turns, contest_table, ratios
+from benchmarks.rounds.contest import Result, Turns, contest_table
 from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
 from benchmarks.rounds.process_tree import PeakMemory, pss_mb, tree
 from benchmarks.rounds.with_plain_torch import train
 from benchmarks.rounds.workload import Workload, load, make_model
-from benchmarks.timing import with_spread
+from benchmarks.timing import beside_the_first, ratios, with_spread
 from torch.nn.functional import cross_entropy
 
 from fedvarp.models import LeNet5, initialised
@@ -193,8 +193,12 @@ def executable(path: Path, script: str) -> Path:
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
-    ours, base = Result(seconds=[1.0, 4.0, 3.0]), Result(seconds=[2.0, 4.0, 2.0])
-    assert ratios(ours, base) == [0.5, 1.0, 1.5]
+    seconds = {"base": [2.0, 4.0, 2.0], "ours": [1.0, 4.0, 3.0]}
+    assert ratios(seconds["ours"], seconds["base"]) == [0.5, 1.0, 1.5]
+    assert beside_the_first(seconds, 0, per=2) == [
+        ["base", "1000 ms", "1.00 (1.00 to 1.00)"],
+        ["ours", "1500 ms", "1.00 (0.75 to 1.25)"],
+    ]
     assert with_spread([0.5, 1.0, 1.5], 2) == "1.00 (0.75 to 1.25)"
     assert with_spread([0.25], 1, factor=10) == "2.5"
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from benchmarks.rounds.contestant import Contestant, ContestantError, Entry
 from benchmarks.rounds.process_tree import PeakMemory
-from benchmarks.timing import table, with_spread
+from benchmarks.timing import ratios, table, with_spread
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,6 @@ def _take_turn(contestant: Contestant, turns: Turns, result: Result) -> None:
     result.seconds.append(statistics.fmean(contestant.run(turns.at_once)))
 
 
-def ratios(result: Result, base: Result) -> list[float]:
-    """Turn by turn, so that what slows the machine for a while slows both."""
-    return [a / b for a, b in zip(result.seconds, base.seconds, strict=True)]
-
-
 def contest_table(
     title: str, results: Mapping[str, Result], bases: Sequence[str], targets: Mapping[str, str]
 ) -> str:
@@ -120,7 +115,7 @@ def contest_table(
             [
                 name,
                 with_spread(result.seconds, digits, factor),
-                *(with_spread(ratios(result, results[base]), 3) for base in told),
+                *(with_spread(ratios(result.seconds, results[base].seconds), 3) for base in told),
                 target,
                 with_spread(result.start_up, 1),
                 with_spread(result.peak_mb, 0),
