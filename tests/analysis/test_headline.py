@@ -45,6 +45,13 @@ def test_ends_at_different_rounds_are_not_compared(tmp_path: Path) -> None:
     assert "At the end" not in headline(compare([tmp_path], target=0.5, smooth=1))
 
 
+def test_ends_that_look_alike_have_no_best(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.49303], algorithm="fedavg")
+    write_run(tmp_path / "v", [0.1, 0.49299])
+    said = headline(compare([tmp_path], target=0.3, smooth=1))
+    assert "At the end all have the same accuracy, 49.3 %." in said
+
+
 def test_one_group_has_no_headline(tmp_path: Path) -> None:
     write_run(tmp_path / "v", [0.1, 0.5])
     assert headline(compare([tmp_path], target=0.5)) == ""

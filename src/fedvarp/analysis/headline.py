@@ -116,6 +116,8 @@ def _of_the_end(rows: Sequence[Row], among: str) -> str:
             most, least = max(ends, key=lambda end: end[0]), min(ends, key=lambda end: end[0])
             best, worst = (least, most) if what.endswith("loss") else (most, least)
             words = ("least", "most") if what.endswith("loss") else ("most", "least")
+            if written(best[0]) == written(worst[0]):
+                return f"At the end{among} all have the same {what}, {written(best[0])}."
             return (
                 f"At the end{among} {best[1]} has the {words[0]} {what}, {written(best[0])}, and "
                 f"{worst[1]} the {words[1]}, {written(worst[0])}."
